@@ -1,5 +1,6 @@
 """SGLang's ranks with the same cache: rank 0 owns the store, and the other ranks read it by a socket."""
 
+import errno
 import json
 import os
 import resource
@@ -72,12 +73,46 @@ def test_a_rank_that_starts_before_rank_0_misses_until_it_is_there(module, direc
     late = opened(module, directory, 1)
     assert late.load([1]) == [None] and late.storage.batch_exists([late.key(1)]) == 0
     assert not caplog.records, "the start of an engine warns of nothing"
-    late.storage._unreachable_since -= 1000
+    late.storage._moves.since -= 1000
     assert late.load([1]) == [None] == late.load([1])
     assert caplog.text.count("cannot be used") == 1
     first = opened(module, directory, 0)
     assert first.store([1]) and late.load([1]) == [True]
     close([first, late])
+
+
+def test_moves_that_always_fail_are_logged_although_lookups_succeed(module, directory, caplog, monkeypatch):
+    first, other = opened(module, directory, 0), opened(module, directory, 1)
+    assert first.store([1]) and other.load([1]) == [True]
+    failure = OSError(errno.EMFILE, "too many open files")
+
+    def fail(*_):
+        raise failure
+
+    def miss_and_look_up():
+        assert other.load([1]) == [None]
+        assert other.storage.batch_exists([other.key(1)]) == 1
+
+    monkeypatch.setattr(other.storage._store, "run", fail)
+    for _ in range(3):
+        miss_and_look_up()
+    assert caplog.text.count("too many open files") == 1, "at once, and once a minute"
+    other.storage._moves.warnings.next = 0.0
+    miss_and_look_up()
+    assert caplog.text.count("too many open files") == 2
+    failure = PermissionError("not this user")
+    other.storage._moves.warnings.next = 0.0
+    miss_and_look_up()
+    assert "not this user" in caplog.text and "as one user" in caplog.text
+    # An end of the connection is logged after a minute.
+    failure = ConnectionResetError("reset")
+    miss_and_look_up()
+    assert "cannot be used" not in caplog.text
+    other.storage._moves.since -= 1000
+    miss_and_look_up()
+    miss_and_look_up()
+    assert caplog.text.count("cannot be used") == 1
+    close([first, other])
 
 
 def test_a_rank_goes_on_after_rank_0_was_started_again(module, directory):

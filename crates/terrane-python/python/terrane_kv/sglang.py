@@ -23,7 +23,7 @@ from terrane_kv import keys as key_seeds
 from terrane_kv import sharing
 from terrane_kv._native import Blocks, StoreError
 from terrane_kv.folders import capacity_bytes, namespace_name, open_unowned, rank_folder
-from terrane_kv.sharing import Client, RefusedError, Server
+from terrane_kv.sharing import Client, RefusedError, Seldom, Server
 
 logger = logging.getLogger("terrane_kv")
 
@@ -33,6 +33,17 @@ OPTIONS = (
 READY = 2
 # The time after which a rank that cannot connect to rank 0 logs a warning.
 PATIENCE_S = 60.0
+REMEDY = "All ranks must run on one machine, as one user, with one root_dir"
+
+
+class _Outage:
+    """The failures of one kind of call to rank 0."""
+
+    def __init__(self):
+        # The first call of those that could not connect.
+        self.since = None
+        # Failures of other kinds.
+        self.warnings = Seldom()
 
 
 class TerraneHiCacheStorage(HiCacheStorage):
@@ -79,7 +90,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
         self._store = None
         self._server = None
         self._is_refused = False
-        self._unreachable_since = None
+        # Lookups and moves fail separately: a lookup needs no memory.
+        self._lookups, self._moves = _Outage(), _Outage()
         self._is_told = False
         # The group of each pool, once the store is open.
         self._groups = {}
@@ -220,10 +232,10 @@ class TerraneHiCacheStorage(HiCacheStorage):
             return [False] * len(keys)
         try:
             found = store.presences(self._rank_keys(keys, pool), group=group)
-            self._unreachable_since = None
+            self._lookups.since = None
             return [presence >= READY for presence in found]
         except Exception as error:
-            self._failed(f"a lookup of {len(keys)} pages failed", error)
+            self._failed(self._lookups, f"a lookup of {len(keys)} pages failed", error)
             return [False] * len(keys)
 
     def _rank_keys(self, keys, pool):
@@ -238,20 +250,23 @@ class TerraneHiCacheStorage(HiCacheStorage):
             return [f"dcp{config.dcp_rank}:{key}" for key in keys]
         return keys
 
-    def _failed(self, what, error):
+    def _failed(self, outage, what, error):
         """Logs that a call has failed. No exception reaches a step of the engine."""
         if not isinstance(self._store, Client) or not isinstance(error, (OSError, RefusedError)):
             logger.warning("%s: %r", what, error)
             return
+        if not isinstance(error, (ConnectionError, FileNotFoundError, RefusedError)):
+            if outage.warnings.is_due():
+                remedy = f". {REMEDY}" if isinstance(error, PermissionError) else ""
+                logger.warning("%s by the store of tensor-parallel rank 0: %r%s", what, error, remedy)
+            return
         # Rank 0 may start later than this rank.
         now = time.monotonic()
-        since = self._unreachable_since = self._unreachable_since or now
+        since = outage.since = outage.since or now
         if not self._is_told and (isinstance(error, RefusedError) or now - since > PATIENCE_S):
             self._is_told = True
             logger.warning(
-                "the store of tensor-parallel rank 0 cannot be used, and each page is a miss: %r. All ranks must run on "
-                "one machine, as one user, with one root_dir",
-                error,
+                "the store of tensor-parallel rank 0 cannot be used, and each page is a miss: %r. %s", error, REMEDY
             )
 
     def exists(self, key):
@@ -323,7 +338,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
             names = self._rank_keys(keys, pool)
             if isinstance(store, Client):
                 done, error = store.run(verb, names, _spans(pointers, sizes, len(keys)), group, self._timeout_s)
-                self._unreachable_since = None
+                self._moves.since = None
             else:
                 options = {"group": group, "timeout": self._timeout_s, "priority": "low" if verb == "put" else "high"}
                 if self._is_shared:
@@ -334,7 +349,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
                     outcome = (store.put if verb == "put" else store.get)(names, blocks, **options).wait()
                     done, error = outcome.done, outcome.error
         except Exception as error:
-            self._failed(f"{verb} of {len(keys)} pages was refused", error)
+            self._failed(self._moves, f"{verb} of {len(keys)} pages was refused", error)
             return [False] * len(keys)
         if error is not None:
             logger.warning("%s: %s", verb, error)
