@@ -8,6 +8,7 @@
 import difflib
 import hashlib
 import logging
+import math
 import threading
 import time
 
@@ -33,6 +34,8 @@ OPTIONS = (
 READY = 2
 # The time after which a rank that cannot connect to rank 0 logs a warning.
 PATIENCE_S = 60.0
+# The maximum of `timeout_s`, one day. Sockets refuse much longer times.
+MOST_SECONDS = 86_400
 REMEDY = "All ranks must run on one machine, as one user, with one root_dir"
 
 
@@ -82,7 +85,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
             capacity_bytes(extra["memory"])
         self._config = storage_config
         self._extra = extra
-        self._timeout_s = float(extra.get("timeout_s", 30.0))
+        self._timeout_s = _seconds(extra.get("timeout_s", 30.0))
         self.registered_pools = {}
         self._lock = threading.Lock()
         # If several ranks have the same cache, it is in the store of rank 0.
@@ -385,6 +388,18 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 self._store.close()
             elif self._store is not None:
                 self._store.close(timeout=30.0)
+
+
+def _seconds(timeout):
+    try:
+        seconds = float(timeout)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if not 0 < seconds <= MOST_SECONDS:
+        raise ValueError(
+            f"the extra config has the timeout_s {timeout!r}; set seconds above 0 and at most {MOST_SECONDS}, for example 30"
+        )
+    return seconds
 
 
 def _parallel(name):
