@@ -620,7 +620,7 @@ def test_a_connection_whose_request_has_failed_is_not_used_again(served):
     client = Client(path, {"model": "m"}, BLOCK)
     assert client.presences(["k"], 0) == b"\0" and len(client._idle[False]) == 1
     with pytest.raises(terrane_kv.StoreError):
-        client.presences(["k"], 9)
+        client.presences(["k"], -1)
     assert client._idle[False] == []
     assert client.presences(["k"], 0) == b"\0" and len(client._idle[False]) == 1
     client.close()
@@ -632,6 +632,7 @@ def test_a_server_that_does_not_answer_is_left_alone_for_a_time(directory, monke
         client = Client(os.path.join(directory, "a.socket"), {"model": "m"}, BLOCK)
         assert client.presences(["k"], 0) == b"\0"
         process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
         try:
             with monkeypatch.context() as short:
                 short.setattr("terrane_kv.sharing.PATIENCE_S", 0.2)

@@ -261,7 +261,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         if not isinstance(error, (ConnectionError, FileNotFoundError, RefusedError)):
             if outage.warnings.is_due():
                 remedy = f". {REMEDY}" if isinstance(error, PermissionError) else ""
-                logger.warning("%s by the store of tensor-parallel rank 0: %r%s", what, error, remedy)
+                logger.warning("%s in the store of tensor-parallel rank 0: %r%s", what, error, remedy)
             return
         # Rank 0 may start later than this rank.
         now = time.monotonic()
