@@ -43,12 +43,14 @@ def close(ranks):
         rank.close()
 
 
-def test_ranks_whose_cache_is_alike_read_what_rank_0_writes(module, directory):
+def test_ranks_whose_cache_is_alike_read_what_rank_0_writes(module, directory, caplog):
     ranks = [opened(module, directory, rank) for rank in range(RANKS)]
     assert ranks[0].store([1, 2, 3])
     for rank in ranks:
         assert rank.load([1, 9, 3]) == [True, None, True]
         assert rank.storage.batch_exists([rank.key(number) for number in (1, 2, 9, 3)]) == 2
+        assert rank.storage.batch_set([], [])
+    assert not caplog.records, "a job without pages is no failure"
     folders = [name for name in os.listdir(directory) if not name.endswith(".socket")]
     assert folders == ["rank-0-of-1"], "one folder has the whole capacity"
     ranks[1].storage.clear()
@@ -665,6 +667,9 @@ def test_a_server_that_does_not_answer_is_left_alone_for_a_time(directory, monke
         client._rests_until = 0.0
         assert client.presences(["k"], 0) == b"\0" and client._rests_until is None
         client.close()
+        client._rests_until = time.monotonic() + 1000
+        with pytest.raises(terrane_kv.ClosedError):
+            client.presences(["k"], 0)
         process.stdin.close()
 
 

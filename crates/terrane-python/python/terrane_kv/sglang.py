@@ -446,7 +446,7 @@ def _memory(tensors):
 
 
 def _spans_of_page(pointers, sizes, count):
-    each = len(pointers) // count
+    each = len(pointers) // max(count, 1)
     if each * count != len(pointers) or len(sizes) != len(pointers):
         raise ValueError(f"{len(pointers)} pointers and {len(sizes)} sizes for {count} pages")
     return each

@@ -397,7 +397,7 @@ class Client:
         if os.getpid() != self._process:
             raise ForkedError("the client belongs to the parent of this process; create a client after the fork")
         with self._lock:
-            if self._rests_until is not None:
+            if self._rests_until is not None and not self._is_closed:
                 now = time.monotonic()
                 if now < self._rests_until:
                     raise TimeoutError(f"the server did not answer; requests are sent again after {REST_S:g} seconds")
