@@ -36,6 +36,8 @@ fn tier<'py>(py: Python<'py>, tier: &TierSnapshot) -> PyResult<Bound<'py, PyDict
     numbers.set_item("name", &tier.name)?;
     numbers.set_item("capacity", tier.capacity.get())?;
     numbers.set_item("slots", sum(|group| group.slots))?;
+    let slots: Vec<usize> = tier.groups.iter().map(|group| group.slots).collect();
+    numbers.set_item("group_slots", slots)?;
     numbers.set_item("blocks", sum(|group| group.blocks))?;
     numbers.set_item("pinned", sum(|group| group.pinned))?;
     numbers.set_item("hits", tier.hits)?;

@@ -197,7 +197,14 @@ def test_options_of_sglang_that_cannot_be_are_errors_at_the_start(directory, cap
             ({"capacity": 0}, "must be positive"),
             ({"capacity": "5 Gb!"}, "write for example 500GiB"),
             ({"memory": "much"}, "write for example 500GiB"),
-            ({"timeout_s": "soon"}, "soon"),
+            ({"timeout_s": "soon"}, "'soon'; set seconds above 0"),
+            ({"timeout_s": None}, "set seconds above 0"),
+            ({"timeout_s": 0}, "set seconds above 0"),
+            ({"timeout_s": -1.0}, "set seconds above 0"),
+            ({"timeout_s": float("nan")}, "set seconds above 0"),
+            ({"timeout_s": float("inf")}, "set seconds above 0"),
+            ({"timeout_s": "Infinity"}, "set seconds above 0"),
+            ({"timeout_s": 10**400}, "set seconds above 0"),
         ):
             with pytest.raises(ValueError, match=text):
                 Sglang(module, directory, **options)

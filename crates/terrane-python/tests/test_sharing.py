@@ -1,11 +1,14 @@
 """SGLang's ranks with the same cache: rank 0 owns the store, and the other ranks read it by a socket."""
 
+import errno
 import json
 import os
 import resource
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 
@@ -16,7 +19,7 @@ import adapters
 import terrane_kv
 from adapters import BLOCK, Pool, Sglang, content
 from engines import installed, releases
-from terrane_kv.sharing import Client, RefusedError, Server, run
+from terrane_kv.sharing import Client, RefusedError, Seldom, Server, run
 from test_restarts import child
 
 RANKS = 3
@@ -40,12 +43,14 @@ def close(ranks):
         rank.close()
 
 
-def test_ranks_whose_cache_is_alike_read_what_rank_0_writes(module, directory):
+def test_ranks_whose_cache_is_alike_read_what_rank_0_writes(module, directory, caplog):
     ranks = [opened(module, directory, rank) for rank in range(RANKS)]
     assert ranks[0].store([1, 2, 3])
     for rank in ranks:
         assert rank.load([1, 9, 3]) == [True, None, True]
         assert rank.storage.batch_exists([rank.key(number) for number in (1, 2, 9, 3)]) == 2
+        assert rank.storage.batch_set([], [])
+    assert not caplog.records, "a job without pages is no failure"
     folders = [name for name in os.listdir(directory) if not name.endswith(".socket")]
     assert folders == ["rank-0-of-1"], "one folder has the whole capacity"
     ranks[1].storage.clear()
@@ -70,12 +75,46 @@ def test_a_rank_that_starts_before_rank_0_misses_until_it_is_there(module, direc
     late = opened(module, directory, 1)
     assert late.load([1]) == [None] and late.storage.batch_exists([late.key(1)]) == 0
     assert not caplog.records, "the start of an engine warns of nothing"
-    late.storage._unreachable_since -= 1000
+    late.storage._moves.since -= 1000
     assert late.load([1]) == [None] == late.load([1])
     assert caplog.text.count("cannot be used") == 1
     first = opened(module, directory, 0)
     assert first.store([1]) and late.load([1]) == [True]
     close([first, late])
+
+
+def test_moves_that_always_fail_are_logged_although_lookups_succeed(module, directory, caplog, monkeypatch):
+    first, other = opened(module, directory, 0), opened(module, directory, 1)
+    assert first.store([1]) and other.load([1]) == [True]
+    failure = OSError(errno.EMFILE, "too many open files")
+
+    def fail(*_):
+        raise failure
+
+    def miss_and_look_up():
+        assert other.load([1]) == [None]
+        assert other.storage.batch_exists([other.key(1)]) == 1
+
+    monkeypatch.setattr(other.storage._store, "run", fail)
+    for _ in range(3):
+        miss_and_look_up()
+    assert caplog.text.count("too many open files") == 1, "at once, and once a minute"
+    other.storage._moves.warnings.next = 0.0
+    miss_and_look_up()
+    assert caplog.text.count("too many open files") == 2
+    failure = PermissionError("not this user")
+    other.storage._moves.warnings.next = 0.0
+    miss_and_look_up()
+    assert "not this user" in caplog.text and "as one user" in caplog.text
+    # An end of the connection is logged after a minute.
+    failure = ConnectionResetError("reset")
+    miss_and_look_up()
+    assert "cannot be used" not in caplog.text
+    other.storage._moves.since -= 1000
+    miss_and_look_up()
+    miss_and_look_up()
+    assert caplog.text.count("cannot be used") == 1
+    close([first, other])
 
 
 def test_a_rank_goes_on_after_rank_0_was_started_again(module, directory):
@@ -269,14 +308,19 @@ def test_threads_of_a_client_do_not_wait_for_each_other_and_leave_no_connection(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_an_invalid_request_is_an_error_and_ends_nothing(served):
+def test_an_invalid_request_is_an_error_and_ends_nothing(served, monkeypatch):
     _, path = served
+    ended = []
+    monkeypatch.setattr(threading, "excepthook", ended.append)
     client = Client(path, {"model": "m"}, BLOCK)
-    for verb, group, page in (("erase", 0, BLOCK), ("get", 9, BLOCK), ("get", 0, 1 << 40)):
+    for changes in (
+        {"verb": "erase"}, {"group": 9}, {"group": -1}, {"group": 70_000}, {"group": 1 << 70}, {"group": None},
+        {"sizes": [1 << 40]}, {"sizes": [-1]}, {"sizes": [1 << 70]}, {"sizes": 7}, {"keys": 7}, {"keys": [None]},
+        {"timeout": -1.0}, {"timeout": float("nan")}, {"timeout": "soon"}, {"priority": 7}, {"verb": "presences", "group": -1},
+    ):
+        request = {"verb": "get", "keys": ["k"], "group": 0, "sizes": [BLOCK], "priority": "high", "timeout": 1.0}
         with pytest.raises(terrane_kv.StoreError):
-            client._ask(True, lambda it: it.ask(
-                {"verb": verb, "keys": ["k"], "group": group, "sizes": [page], "priority": "high", "timeout": 1.0}, 10.0
-            ))
+            client._ask(True, lambda it: it.ask({**request, **changes}, 10.0))
     with pytest.raises(RefusedError, match="other"):
         Client(path, {"model": "other"}, BLOCK).presences(["k"], 0)
     nested = b"[" * 100_000
@@ -291,6 +335,7 @@ def test_an_invalid_request_is_an_error_and_ends_nothing(served):
                 pass
     assert client.presences(["k"], 0) == b"\0"
     client.close()
+    assert ended == [], "no thread of the server ends with an exception"
 
 
 def descriptors():
@@ -354,8 +399,16 @@ def test_a_client_that_stops_within_a_message_is_disconnected(served, monkeypatc
     client.close()
 
 
-def test_a_server_without_descriptors_serves_again_once_it_has_some(served, caplog):
+def test_a_server_without_descriptors_serves_again_once_it_has_some(served, caplog, monkeypatch):
     _, path = served
+    asked = []
+
+    def is_due(seldom, original=Seldom.is_due):
+        asked.append(original(seldom))
+        return asked[-1]
+
+    monkeypatch.setattr(Seldom, "is_due", is_due)
+    monkeypatch.setattr("terrane_kv.sharing.PAUSE_S", 0.001)
     client = Client(path, {"model": "m"}, BLOCK)
     assert client.presences(["k"], 0) == b"\0"
     other = socket.socket(socket.AF_UNIX)
@@ -371,13 +424,14 @@ def test_a_server_without_descriptors_serves_again_once_it_has_some(served, capl
                 break
         other.connect(path)
         until = time.monotonic() + 30
-        while "cannot be accepted" not in caplog.text and time.monotonic() < until:
+        while len(asked) < 5 and time.monotonic() < until:
             time.sleep(0.01)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for descriptor in free:
             os.close(descriptor)
-    assert "cannot be accepted" in caplog.text
+    assert asked[:5] == [True, False, False, False, False], "a failure that repeats is logged once a minute"
+    assert caplog.text.count("cannot be accepted") == asked.count(True)
     other.close()
     another = Client(path, {"model": "m"}, BLOCK)
     assert another.presences(["k"], 0) == b"\0"
@@ -385,30 +439,238 @@ def test_a_server_without_descriptors_serves_again_once_it_has_some(served, capl
     client.close()
 
 
+class SlowJob:
+    done, error = [True, True], None
+
+    def __init__(self, told, timeout):
+        self.told, self.timeout = told, timeout
+
+    def wait(self):
+        self.told.append(self.timeout)
+        time.sleep(self.timeout)
+        return self
+
+
+class SlowStore:
+    """A store with two slots of memory for each part. Each job takes its whole timeout."""
+
+    def __init__(self):
+        self.promotes, self.gets = [], []
+
+    def snapshot(self):
+        return {"tiers": [{"group_slots": [0, 4]}, {"group_slots": [64, 64]}]}
+
+    def promote(self, keys, group, timeout):
+        return SlowJob(self.promotes, timeout)
+
+    def get(self, keys, blocks, group, timeout):
+        return SlowJob(self.gets, timeout)
+
+
 def test_a_get_by_the_memory_tier_ends_by_its_timeout():
-    timeouts = []
+    store = SlowStore()
+    assert run(store, "get", ["k", "l"], lambda *_: None, {"group": 1, "timeout": 0.4}) == ([True, True], None)
+    # The copy to memory leaves half of the time, less the time that this thread did not run.
+    assert store.promotes == [0.2] and len(store.gets) == 1 and 0 <= store.gets[0] <= 0.2
+    # The copies of all parts together get half of the time.
+    store = SlowStore()
+    done, _ = run(store, "get", ["k"] * 6, lambda *_: None, {"group": 1, "timeout": 0.4})
+    assert done == [True] * 6 and sum(store.promotes) <= 0.2 and len(store.gets) == 3
+    assert sum(store.promotes) + sum(store.gets) <= 0.4 + 1e-6
+    # A group without slots of memory is read from disk.
+    store = SlowStore()
+    run(store, "get", ["k", "l"], lambda *_: None, {"group": 0, "timeout": 0.1})
+    assert store.promotes == [] and store.gets == [0.1]
 
-    class Job:
-        def __init__(self, timeout):
-            self.timeout = timeout
 
-        def wait(self):
-            timeouts.append(self.timeout)
-            time.sleep(min(self.timeout, 0.3))
-            return "outcome"
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_job_with_more_pages_than_the_memory_tier_reads_each_page_once(module, directory, rank):
+    numbers = list(range(1, 16))
+    first = opened(module, directory, 0)
+    assert first.store(numbers)
+    first.close()
+    ranks = [opened(module, directory, it, memory=4 * BLOCK) for it in range(2)]
+    memory = ranks[0].storage._store.snapshot()["tiers"][0]
+    assert memory["group_slots"] == [memory["slots"]] and memory["slots"] < len(numbers)
+    assert ranks[rank].load(numbers) == [True] * len(numbers)
+    disk = ranks[0].storage._store.snapshot()["tiers"][-1]
+    assert disk["read_bytes"] == len(numbers) * BLOCK
+    close(ranks)
 
-    class Slow:
-        def snapshot(self):
-            return {"tiers": ["memory", "disk"]}
 
-        def promote(self, keys, timeout):
-            return Job(timeout)
+# Servers in other processes.
 
-        def get(self, keys, blocks, timeout):
-            return Job(timeout)
+OWNER = f"""
+import os, sys
+import terrane_kv
+from terrane_kv.sharing import Client, Server
+path = sys.argv[1] + "/a.socket"
+store = terrane_kv.Store(sys.argv[1], {64 * BLOCK}, groups=[("kv", {BLOCK})], namespace="n")
+server = Server(store, path, {{"model": "m"}})
+"""
 
-    assert run(Slow(), "get", ["k"], None, {"timeout": 0.4}) == "outcome"
-    assert timeouts[0] == 0.4 and 0 <= timeouts[1] <= 0.1
+
+def owner(directory, text):
+    """Starts a process with a server. It runs `text`, and then waits for the end of its standard input."""
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    command = [sys.executable, "-c", f"{OWNER}{text}\nprint('ready', flush=True)\nsys.stdin.read()", directory]
+    return subprocess.Popen(command, text=True, **pipes)
+
+
+def expect(process, *lines):
+    """Reads these lines. An error in the process is the failure's text."""
+    for line in lines:
+        found = process.stdout.readline().strip()
+        assert found == line, found or process.communicate(timeout=30)[1]
+
+
+def test_a_forked_child_shares_no_connection(directory):
+    text = f"""
+import ctypes
+client = Client(path, {{"model": "m"}}, {BLOCK})
+page = bytearray(b"a" * {BLOCK})
+spans = [[(ctypes.addressof(ctypes.c_char.from_buffer(page)), len(page))]]
+assert client.run("put", ["k"], spans, 0, 30.0) == ([True], None) and client.presences(["k"], 0)[0] >= 2
+child = os.fork()
+if child == 0:
+    told = 0
+    for call in (
+        lambda: client.presences(["k"], 0), lambda: client.run("get", ["k"], spans, 0, 30.0), client.clear,
+    ):
+        try:
+            call()
+        except terrane_kv.ForkedError:
+            told += 1
+    client.close()
+    server.close()
+    numbers = os.listdir("/proc/self/fd")
+    links = [os.readlink(f"/proc/self/fd/{{it}}") for it in numbers if os.path.lexists(f"/proc/self/fd/{{it}}")]
+    sockets = sum(link.startswith("socket:") for link in links)
+    os._exit(told * 10 + sockets)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.path.exists(path), flush=True)
+page[:] = bytes(len(page))
+print(client.run("get", ["k"], spans, 0, 30.0) == ([True], None) and page == b"a" * {BLOCK}, flush=True)
+"""
+    with owner(directory, text) as process:
+        expect(process, "30 True", "True", "ready")
+        process.stdin.close()
+
+
+def test_the_end_of_an_owner_is_seen_while_its_forked_helper_lives(directory):
+    text = """
+ready, of_helper = os.pipe()
+helper = os.fork()
+if helper == 0:
+    os.write(of_helper, b"1")
+    sys.stdin.read()
+    os._exit(0)
+os.read(ready, 1)
+"""
+    process = owner(directory, text)
+    try:
+        expect(process, "ready")
+        client = Client(os.path.join(directory, "a.socket"), {"model": "m"}, BLOCK)
+        assert client.presences(["k"], 0) == b"\0"
+        process.kill()
+        process.wait(30)
+        # The helper still reads the standard input. An open socket would be an end without an answer, a `TimeoutError`.
+        with pytest.raises(ConnectionError):
+            client.presences(["k"], 0)
+        client.close()
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def test_a_server_that_cannot_receive_memory_refuses_the_connection_until_it_can(directory):
+    with owner(directory, "") as process:
+        expect(process, "ready")
+        client = Client(os.path.join(directory, "a.socket"), {"model": "m"}, BLOCK)
+        assert client.presences(["k"], 0) == b"\0"
+        used = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
+        _, second, *_ = (number for number in range(max(used) + 3) if number not in used)
+        limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        page = content(1)
+        # The next connection gets the only free number, and the memory gets none.
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (second, limits[1]))
+        with pytest.raises(OSError, match="limit of open files"):
+            client.run("put", ["k"], spans(page), 0, 30.0)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+        assert client.run("put", ["k"], spans(page), 0, 30.0) == ([True], None)
+        client.close()
+        process.stdin.close()
+
+
+def test_a_hello_without_its_memory_is_refused(served):
+    _, path = served
+    hello = json.dumps({"identity": {"model": "m"}, "memory": True}).encode()
+    memory = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    before = descriptors()
+    for sent in ([], [memory, memory]):
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(path)
+            socket.send_fds(other, [struct.pack(">I", len(hello)) + hello], sent)
+            other.settimeout(10)
+            assert b"did not arrive" in other.recv(1000)
+            assert other.recv(1000) == b""
+    assert becomes(before)
+    os.close(memory)
+
+
+def test_a_connection_whose_request_has_failed_is_not_used_again(served):
+    _, path = served
+    client = Client(path, {"model": "m"}, BLOCK)
+    assert client.presences(["k"], 0) == b"\0" and len(client._idle[False]) == 1
+    with pytest.raises(terrane_kv.StoreError):
+        client.presences(["k"], -1)
+    assert client._idle[False] == []
+    assert client.presences(["k"], 0) == b"\0" and len(client._idle[False]) == 1
+    client.close()
+
+
+def test_a_server_that_does_not_answer_is_left_alone_for_a_time(directory, monkeypatch):
+    with owner(directory, "") as process:
+        expect(process, "ready")
+        client = Client(os.path.join(directory, "a.socket"), {"model": "m"}, BLOCK)
+        assert client.presences(["k"], 0) == b"\0"
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        try:
+            with monkeypatch.context() as short:
+                short.setattr("terrane_kv.sharing.PATIENCE_S", 0.2)
+                with pytest.raises(TimeoutError):
+                    client.presences(["k"], 0)
+                # The next calls send nothing.
+                short.setattr("terrane_kv.sharing._send", lambda *_: pytest.fail("a request was sent"))
+                for _ in range(3):
+                    with pytest.raises(TimeoutError, match="after 30 seconds"):
+                        client.presences(["k"], 0)
+                    with pytest.raises(TimeoutError, match="after 30 seconds"):
+                        client.run("get", ["k"], spans(content(1)), 0, 30.0)
+            # Later, one call tries again. The others still miss at once.
+            client._rests_until = 0.0
+            calls = []
+
+            def late(*_):
+                with pytest.raises(TimeoutError, match="after 30 seconds"):
+                    client.presences(["k"], 0)
+                calls.append(1)
+                raise TimeoutError("late")
+
+            with monkeypatch.context() as short:
+                short.setattr("terrane_kv.sharing._send", late)
+                with pytest.raises(TimeoutError, match="late"):
+                    client.presences(["k"], 0)
+            assert calls == [1]
+        finally:
+            process.send_signal(signal.SIGCONT)
+        client._rests_until = 0.0
+        assert client.presences(["k"], 0) == b"\0" and client._rests_until is None
+        client.close()
+        client._rests_until = time.monotonic() + 1000
+        with pytest.raises(terrane_kv.ClosedError):
+            client.presences(["k"], 0)
+        process.stdin.close()
 
 
 def test_only_the_same_user_may_connect(served):

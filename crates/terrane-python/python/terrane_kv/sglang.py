@@ -8,6 +8,7 @@
 import difflib
 import hashlib
 import logging
+import math
 import threading
 import time
 
@@ -23,7 +24,7 @@ from terrane_kv import keys as key_seeds
 from terrane_kv import sharing
 from terrane_kv._native import Blocks, StoreError
 from terrane_kv.folders import capacity_bytes, namespace_name, open_unowned, rank_folder
-from terrane_kv.sharing import Client, RefusedError, Server
+from terrane_kv.sharing import Client, RefusedError, Seldom, Server
 
 logger = logging.getLogger("terrane_kv")
 
@@ -33,6 +34,19 @@ OPTIONS = (
 READY = 2
 # The time after which a rank that cannot connect to rank 0 logs a warning.
 PATIENCE_S = 60.0
+# The maximum of `timeout_s`, one day. Sockets refuse much longer times.
+MOST_SECONDS = 86_400
+REMEDY = "All ranks must run on one machine, as one user, with one root_dir"
+
+
+class _Outage:
+    """The failures of one kind of call to rank 0."""
+
+    def __init__(self):
+        # The first call of those that could not connect.
+        self.since = None
+        # Failures of other kinds.
+        self.warnings = Seldom()
 
 
 class TerraneHiCacheStorage(HiCacheStorage):
@@ -71,7 +85,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
             capacity_bytes(extra["memory"])
         self._config = storage_config
         self._extra = extra
-        self._timeout_s = float(extra.get("timeout_s", 30.0))
+        self._timeout_s = _seconds(extra.get("timeout_s", 30.0))
         self.registered_pools = {}
         self._lock = threading.Lock()
         # If several ranks have the same cache, it is in the store of rank 0.
@@ -79,7 +93,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
         self._store = None
         self._server = None
         self._is_refused = False
-        self._unreachable_since = None
+        # Lookups and moves fail separately: a lookup needs no memory.
+        self._lookups, self._moves = _Outage(), _Outage()
         self._is_told = False
         # The group of each pool, once the store is open.
         self._groups = {}
@@ -220,10 +235,10 @@ class TerraneHiCacheStorage(HiCacheStorage):
             return [False] * len(keys)
         try:
             found = store.presences(self._rank_keys(keys, pool), group=group)
-            self._unreachable_since = None
+            self._lookups.since = None
             return [presence >= READY for presence in found]
         except Exception as error:
-            self._failed(f"a lookup of {len(keys)} pages failed", error)
+            self._failed(self._lookups, f"a lookup of {len(keys)} pages failed", error)
             return [False] * len(keys)
 
     def _rank_keys(self, keys, pool):
@@ -238,20 +253,23 @@ class TerraneHiCacheStorage(HiCacheStorage):
             return [f"dcp{config.dcp_rank}:{key}" for key in keys]
         return keys
 
-    def _failed(self, what, error):
+    def _failed(self, outage, what, error):
         """Logs that a call has failed. No exception reaches a step of the engine."""
         if not isinstance(self._store, Client) or not isinstance(error, (OSError, RefusedError)):
             logger.warning("%s: %r", what, error)
             return
+        if not isinstance(error, (ConnectionError, FileNotFoundError, RefusedError)):
+            if outage.warnings.is_due():
+                remedy = f". {REMEDY}" if isinstance(error, PermissionError) else ""
+                logger.warning("%s in the store of tensor-parallel rank 0: %r%s", what, error, remedy)
+            return
         # Rank 0 may start later than this rank.
         now = time.monotonic()
-        since = self._unreachable_since = self._unreachable_since or now
+        since = outage.since = outage.since or now
         if not self._is_told and (isinstance(error, RefusedError) or now - since > PATIENCE_S):
             self._is_told = True
             logger.warning(
-                "the store of tensor-parallel rank 0 cannot be used, and each page is a miss: %r. All ranks must run on "
-                "one machine, as one user, with one root_dir",
-                error,
+                "the store of tensor-parallel rank 0 cannot be used, and each page is a miss: %r. %s", error, REMEDY
             )
 
     def exists(self, key):
@@ -323,17 +341,18 @@ class TerraneHiCacheStorage(HiCacheStorage):
             names = self._rank_keys(keys, pool)
             if isinstance(store, Client):
                 done, error = store.run(verb, names, _spans(pointers, sizes, len(keys)), group, self._timeout_s)
-                self._unreachable_since = None
+                self._moves.since = None
             else:
                 options = {"group": group, "timeout": self._timeout_s, "priority": "low" if verb == "put" else "high"}
-                blocks = Blocks.at(pointers, sizes, len(keys), keep=owner)
                 if self._is_shared:
-                    outcome = sharing.run(store, verb, names, blocks, options)
+                    blocks = _parts(pointers, sizes, len(keys), owner)
+                    done, error = sharing.run(store, verb, names, blocks, options)
                 else:
+                    blocks = Blocks.at(pointers, sizes, len(keys), keep=owner)
                     outcome = (store.put if verb == "put" else store.get)(names, blocks, **options).wait()
-                done, error = outcome.done, outcome.error
+                    done, error = outcome.done, outcome.error
         except Exception as error:
-            self._failed(f"{verb} of {len(keys)} pages was refused", error)
+            self._failed(self._moves, f"{verb} of {len(keys)} pages was refused", error)
             return [False] * len(keys)
         if error is not None:
             logger.warning("%s: %s", verb, error)
@@ -369,6 +388,18 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 self._store.close()
             elif self._store is not None:
                 self._store.close(timeout=30.0)
+
+
+def _seconds(timeout):
+    try:
+        seconds = float(timeout)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if not 0 < seconds <= MOST_SECONDS:
+        raise ValueError(
+            f"the extra config has the timeout_s {timeout!r}; set seconds above 0 and at most {MOST_SECONDS}, for example 30"
+        )
+    return seconds
 
 
 def _parallel(name):
@@ -414,11 +445,27 @@ def _memory(tensors):
     return [tensor.data_ptr() for tensor in tensors], sizes, tensors
 
 
-def _spans(pointers, sizes, count):
-    """For each page, a list of pairs of address and size."""
-    each = len(pointers) // count
+def _spans_of_page(pointers, sizes, count):
+    each = len(pointers) // max(count, 1)
     if each * count != len(pointers) or len(sizes) != len(pointers):
         raise ValueError(f"{len(pointers)} pointers and {len(sizes)} sizes for {count} pages")
+    return each
+
+
+def _parts(pointers, sizes, count, owner):
+    """A function that returns the blocks from one page to another one."""
+    each = _spans_of_page(pointers, sizes, count)
+
+    def blocks(start, end):
+        of_part = slice(start * each, end * each)
+        return Blocks.at(pointers[of_part], sizes[of_part], end - start, keep=owner)
+
+    return blocks
+
+
+def _spans(pointers, sizes, count):
+    """For each page, a list of pairs of address and size."""
+    each = _spans_of_page(pointers, sizes, count)
     pairs = [(int(pointer), int(size)) for pointer, size in zip(pointers, sizes)]
     return [pairs[at * each : (at + 1) * each] for at in range(count)]
 

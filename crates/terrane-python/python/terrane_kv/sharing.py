@@ -3,9 +3,11 @@
 One process owns a store. `Server` runs in the owner's process, and `Client` in each other process. Blocks pass through
 memory that the client shares with the server (a `memfd`): the server's jobs read from disk directly into it.
 
-A message is a length in 4 bytes, big-endian, and a JSON object. A client first sends its identity and the memory. If
-the identities differ, the server refuses the client. Then the server answers each request. If either process ends, the
-other sees the end of the connection, and the client's pages are misses.
+A message is a length in 4 bytes, big-endian, and a JSON object. A client first sends its identity, and the memory if it
+moves blocks. If the identities differ or the memory is lost, the server refuses the client. Then it answers each
+request. If either process ends, the other sees the end of the connection, and the client's pages are misses.
+
+Servers and clients belong to the process that created them. A forked child closes its copies of their sockets.
 """
 
 import ctypes
@@ -18,8 +20,9 @@ import socket
 import struct
 import threading
 import time
+import weakref
 
-from terrane_kv._native import Blocks, ClosedError, StoreError
+from terrane_kv._native import Blocks, ClosedError, ForkedError, StoreError
 
 logger = logging.getLogger("terrane_kv")
 
@@ -31,8 +34,26 @@ ALIGNMENT = 4096
 LONGEST = 16 << 20
 # A server must answer within the timeout of the job plus this time. A message that has begun must end within it.
 PATIENCE_S = 10.0
+# After a request without an answer, a client sends no other for this time, and its pages are misses.
+REST_S = 30.0
 # The pause after a connection that could not be accepted, for example without free descriptors.
 PAUSE_S = 0.1
+# A failure that repeats is logged once in this time.
+QUIET_S = 60.0
+
+# The sockets of this process. A forked child closes its copies. Otherwise the parent's end would not be seen.
+_sockets = weakref.WeakSet()
+
+
+def _close_inherited():
+    for one in list(_sockets):
+        try:
+            one.close()
+        except OSError:
+            pass
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 _copy = ctypes.CDLL(None).memcpy
 _copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -40,19 +61,49 @@ _copy.restype = ctypes.c_void_p
 
 
 def run(store, verb, keys, blocks, options):
-    """Runs a job of a shared store, and waits for it.
+    """Runs a job of a shared store, and waits for it. `blocks(start, end)` returns the blocks of these keys.
 
     Several processes get the same blocks. So a get first copies the blocks to the store's memory tier, if it has one,
-    and the drive reads each block once.
+    and the drive reads each block once. A part of the keys takes at most half of the tier. Otherwise a block could leave
+    the tier before the get reads it.
+
+    Returns for each key whether it succeeded, and the first error or None.
     """
-    if verb == "put":
-        return store.put(keys, blocks, **options).wait()
-    if len(store.snapshot()["tiers"]) > 1:
-        end = time.monotonic() + options["timeout"]
-        # If the memory tier is full, the get reads the disk.
-        store.promote(keys, **options).wait()
-        options = {**options, "timeout": max(end - time.monotonic(), 0.0)}
-    return store.get(keys, blocks, **options).wait()
+    tiers = store.snapshot()["tiers"]
+    slots = tiers[0]["group_slots"][options["group"]] if verb == "get" and len(tiers) > 1 else 0
+    if slots == 0:
+        outcome = (store.put if verb == "put" else store.get)(keys, blocks(0, len(keys)), **options).wait()
+        return outcome.done, outcome.error
+    done, error = [], None
+    part = max(1, slots // 2)
+    end = time.monotonic() + options["timeout"]
+    # If the memory tier is full, the gets read the disk, and need time for it.
+    copying = options["timeout"] / 2
+    for start in range(0, len(keys), part):
+        some = keys[start : start + part]
+        if copying > 0:
+            before = time.monotonic()
+            store.promote(some, **{**options, "timeout": copying}).wait()
+            copying -= time.monotonic() - before
+        left = max(end - time.monotonic(), 0.0)
+        outcome = store.get(some, blocks(start, start + len(some)), **{**options, "timeout": left}).wait()
+        done += outcome.done
+        error = error or outcome.error
+    return done, error
+
+
+class Seldom:
+    """Decides whether a failure that may repeat is logged: the first time, and then at most once in `QUIET_S`."""
+
+    def __init__(self):
+        self.next = 0.0
+
+    def is_due(self):
+        now = time.monotonic()
+        if now < self.next:
+            return False
+        self.next = now + QUIET_S
+        return True
 
 
 class RefusedError(StoreError):
@@ -73,16 +124,19 @@ def _send(connection, message, descriptors=()):
 def _receive(connection, patience, descriptors=0, may_wait=False):
     """Receives a message and its descriptors within `patience` seconds. With `may_wait`, the time starts at the first byte.
 
+    Descriptors are lost if the other process sends more, or if this process may have no more. The third value states it.
+
     Raises `ConnectionError` at the end of the connection and for an invalid message, and `TimeoutError`.
     """
     end = None if may_wait else time.monotonic() + patience
-    found = []
+    found, is_cut = [], False
 
     def part_of(length):
-        nonlocal end
+        nonlocal end, is_cut
         connection.settimeout(None if end is None else max(end - time.monotonic(), 0.001))
-        part, received, _, _ = socket.recv_fds(connection, length, descriptors)
+        part, received, flags, _ = socket.recv_fds(connection, length, descriptors)
         found.extend(received)
+        is_cut = is_cut or bool(flags & socket.MSG_CTRUNC)
         if not part:
             raise ConnectionError("the other process has closed the connection")
         end = time.monotonic() + patience if end is None else end
@@ -106,7 +160,7 @@ def _receive(connection, patience, descriptors=0, may_wait=False):
             raise ConnectionError(f"a message that is not JSON: {error}") from None
         if not isinstance(message, dict):
             raise ConnectionError(f"a message of type {type(message).__name__}; an object is needed")
-        return message, found
+        return message, found, is_cut
     except BaseException:
         for descriptor in found:
             os.close(descriptor)
@@ -134,15 +188,20 @@ class _Window:
         self.memory = mmap.mmap(descriptor, size)
         self.start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
-    def blocks(self, sizes):
-        """Blocks of these sizes, each at the next aligned offset."""
+    def places(self, sizes):
+        """The addresses of blocks of these sizes, each at the next aligned offset."""
         pointers, at = [], self.start
         for size in sizes:
             pointers.append(at)
             at += _aligned(size)
         if min(sizes, default=0) < 0 or at > self.start + len(self.memory):
             raise ValueError(f"blocks of {at - self.start} bytes in a window of {len(self.memory)}")
-        return pointers, Blocks.at(pointers, sizes, len(sizes), keep=self)
+        return pointers
+
+    def blocks(self, sizes):
+        """A function that returns the blocks from one number to another one."""
+        pointers = self.places(sizes)
+        return lambda start, end: Blocks.at(pointers[start:end], sizes[start:end], end - start, keep=self)
 
 
 class Server:
@@ -154,7 +213,9 @@ class Server:
     def __init__(self, store, path, identity):
         self._store, self._path, self._identity = store, path, json.dumps(identity, sort_keys=True)
         self._lock, self._connections, self._is_closed = threading.Lock(), set(), False
+        self._process = os.getpid()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        _sockets.add(self._socket)
         try:
             with _Place(path) as place:
                 if os.path.lexists(place):
@@ -169,10 +230,12 @@ class Server:
         threading.Thread(target=self._accept, name="terrane-share", daemon=True).start()
 
     def _accept(self):
+        warnings = Seldom()
         while True:
             connection = None
             try:
                 connection, _ = self._socket.accept()
+                _sockets.add(connection)
                 with self._lock:
                     if self._is_closed:
                         connection.close()
@@ -187,16 +250,20 @@ class Server:
                     self._connections.discard(connection)
                 if connection is not None:
                     connection.close()
-                logger.warning("a connection to %s cannot be accepted: %s", self._path, error)
+                if warnings.is_due():
+                    logger.warning("a connection to %s cannot be accepted: %s", self._path, error)
                 time.sleep(PAUSE_S)
 
     def _serve(self, connection):
         try:
-            hello, descriptors = _receive(connection, PATIENCE_S, descriptors=1)
+            hello, descriptors, is_cut = _receive(connection, PATIENCE_S, descriptors=1)
             try:
                 theirs = json.dumps(hello.get("identity"), sort_keys=True)
                 if theirs != self._identity:
                     _send(connection, {"refused": f"the server's identity is {self._identity}, and the client's is {theirs}"})
+                    return
+                if is_cut or (hello.get("memory") and not descriptors):
+                    _send(connection, {"failed": "the client's memory did not arrive; raise the server's limit of open files"})
                     return
                 window = None
                 if descriptors:
@@ -210,13 +277,14 @@ class Server:
                     os.close(descriptor)
             _send(connection, {"accepted": os.getpid()})
             while True:
-                request, _ = _receive(connection, PATIENCE_S, may_wait=True)
+                request = _receive(connection, PATIENCE_S, may_wait=True)[0]
                 try:
                     answer = self._answer(request, window)
-                except (StoreError, ValueError, KeyError, TypeError) as error:
+                except Exception as error:
+                    # Numbers and keys in a request may be of any size and type.
                     answer = {"failed": repr(error)}
                 _send(connection, answer)
-        except (OSError, ValueError) as error:
+        except Exception as error:
             logger.debug("a client of %s has disconnected: %r", self._path, error)
         finally:
             with self._lock:
@@ -234,13 +302,17 @@ class Server:
             raise ValueError(f"there is no request {verb!r}")
         if window is None:
             raise ValueError(f"a {verb} over a connection without memory")
-        _, blocks = window.blocks(request["sizes"])
+        sizes = request["sizes"]
+        if len(sizes) != len(keys):
+            raise ValueError(f"{len(sizes)} sizes for {len(keys)} keys")
         options = {"group": group, "priority": request["priority"], "timeout": request["timeout"]}
-        outcome = run(self._store, verb, keys, blocks, options)
-        return {"done": outcome.done, "error": outcome.error}
+        done, error = run(self._store, verb, keys, window.blocks(sizes), options)
+        return {"done": done, "error": error}
 
     def close(self):
-        """Closes all connections. Call it while this process still owns the store."""
+        """Closes all connections. Call it while this process still owns the store. In a forked child it does nothing."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if self._is_closed:
                 return
@@ -265,6 +337,7 @@ class _Connection:
     def __init__(self, path, identity, window_bytes):
         self.window = None
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        _sockets.add(self.socket)
         try:
             self.socket.settimeout(PATIENCE_S)
             with _Place(path) as place:
@@ -278,37 +351,72 @@ class _Connection:
                     # The server reads and writes the memory, so it must not shrink.
                     fcntl.fcntl(descriptors[0], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
                     self.window = _Window(descriptors[0], window_bytes)
-                _send(self.socket, {"identity": identity}, descriptors)
+                _send(self.socket, {"identity": identity, "memory": bool(descriptors)}, descriptors)
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
-            answer, _ = _receive(self.socket, PATIENCE_S)
+            answer = _receive(self.socket, PATIENCE_S)[0]
             if "refused" in answer:
                 raise RefusedError(answer["refused"])
+            if "failed" in answer:
+                raise OSError(answer["failed"])
         except BaseException:
             self.socket.close()
             raise
 
     def ask(self, request, patience):
+        """The server's answer. Raises `StoreError` if the request has failed."""
         self.socket.settimeout(patience)
         _send(self.socket, request)
-        return _receive(self.socket, patience)[0]
+        answer = _receive(self.socket, patience)[0]
+        if "failed" in answer:
+            raise StoreError(answer["failed"])
+        return answer
 
 
 class Client:
     """The store of another process. Threads may call it concurrently: each call uses its own connection.
 
     Calls raise `OSError` if no server answers, and `RefusedError` if the identities differ. The next call tries again.
+    After a `TimeoutError`, calls raise it at once for `REST_S` seconds. Then one call tries again.
+    In a forked child, calls raise `ForkedError`.
     """
 
     def __init__(self, path, identity, block_bytes):
         self._path, self._identity = path, identity
         self._window_bytes = max(WINDOW, _aligned(block_bytes))
-        self._lock, self._is_closed = threading.Lock(), False
+        self._lock, self._is_closed, self._process = threading.Lock(), False, os.getpid()
+        # The time at which a call tries again after a `TimeoutError`.
+        self._rests_until = None
         # Connections that no call uses: without memory, and with memory.
         self._idle = {False: [], True: []}
 
     def _ask(self, needs_window, use):
+        """Calls `use` with a connection, unless the server has not answered a short time ago."""
+        # Another thread may have held the lock at the fork.
+        if os.getpid() != self._process:
+            raise ForkedError("the client belongs to the parent of this process; create a client after the fork")
+        with self._lock:
+            if self._rests_until is not None and not self._is_closed:
+                now = time.monotonic()
+                if now < self._rests_until:
+                    raise TimeoutError(f"the server did not answer; requests are sent again after {REST_S:g} seconds")
+                # Only this call tries again. The others wait for its result as misses.
+                self._rests_until = now + REST_S
+        try:
+            answer = self._ask_now(needs_window, use)
+        except TimeoutError:
+            with self._lock:
+                self._rests_until = time.monotonic() + REST_S
+            raise
+        except BaseException:
+            # A server that has ended needs no rest, because its clients see that at once.
+            self._rests_until = None
+            raise
+        self._rests_until = None
+        return answer
+
+    def _ask_now(self, needs_window, use):
         """Calls `use` with a connection, which is reused unless the call fails."""
         while True:
             with self._lock:
@@ -334,8 +442,6 @@ class Client:
                 connection.socket.close()
             else:
                 self._idle[needs_window].append(connection)
-        if "failed" in answer:
-            raise StoreError(answer["failed"])
         return answer
 
     def presences(self, keys, group):
@@ -374,7 +480,7 @@ class Client:
     @staticmethod
     def _move(connection, verb, keys, memory, group, timeout):
         sizes = [sum(size for _, size in spans) for spans in memory]
-        places, _ = connection.window.blocks(sizes)
+        places = connection.window.places(sizes)
         if verb == "put":
             for place, spans in zip(places, memory):
                 for address, size in spans:
@@ -391,6 +497,9 @@ class Client:
         return answer
 
     def close(self):
+        """Closes the connections that no call uses. In a forked child it does nothing."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self._is_closed = True
             idle = self._idle[False] + self._idle[True]

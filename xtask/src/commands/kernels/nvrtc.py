@@ -1,6 +1,7 @@
-"""Compiles one CUDA C file to PTX with NVRTC, which needs no GPU: LIBRARY SOURCE
-ARCHITECTURE.\n\nThe PTX goes to standard output, and the compiler's messages to standard
-error.\n"""
+"""Compiles one CUDA C file to PTX with NVRTC, which needs no GPU: LIBRARY SOURCE ARCHITECTURE.
+
+The PTX goes to standard output, and the compiler's messages to standard error.
+"""
 
 import ctypes
 import sys
