@@ -397,7 +397,9 @@ impl RoomOwner for StoreCore {
     }
 
     fn after_retiring(&self, tier: TierId) {
-        if self.tiers.get(tier.index()).is_some_and(Tier::is_disk) {
+        // A tier that records no removal keeps its bytes: the blocks are back after the next opening.
+        let is_disk = self.tiers.get(tier.index()).is_some_and(Tier::is_disk);
+        if is_disk && self.refuses_writes().is_none() {
             self.maintenance.request_punch();
         }
     }

@@ -83,6 +83,9 @@ impl StoreCore {
     /// Frees the disk blocks of slots beyond the limit of the disk tier.
     fn punch_now(&self) {
         let Some(disk) = &self.disk else { return };
+        if self.refuses_writes().is_some() {
+            return;
+        }
         // Such a slot stays unused as long as the tier does not grow.
         let turn = lock(&self.resizing);
         let rooms = self.tiers.last().into_iter().flat_map(|tier| &tier.rooms);

@@ -11,7 +11,7 @@ use terrane_core::ByteCount;
 use terrane_store::{EvictionKind, JobOptions, Store, TierId, WritePolicy};
 use terrane_testkit::random::Seeded;
 
-use super::harness::{assert_at_rest, builder, found, key, keys, put_ok, soon, submit_put};
+use super::harness::{assert_at_rest, builder, disk, found, key, keys, put_ok, soon, submit_put};
 
 const BLOCK: usize = 8192;
 const SLOTS: u64 = 64;
@@ -155,6 +155,25 @@ fn blocks_that_a_smaller_disk_tier_evicted_are_absent_at_the_old_size() {
     // The tier has its old size again.
     put_ok(&store, &keys(100..112), BLOCK);
     assert_eq!(found(&store, &keys(0..16), BLOCK), before);
+}
+
+#[test]
+fn a_read_only_disk_tier_that_shrinks_keeps_the_bytes_of_its_blocks() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let (store, _) = builder(path, 8192, 16).open().unwrap();
+    let durable = JobOptions::new().durable(true);
+    assert!(submit_put(&store, &keys(0..16), BLOCK, durable).wait().is_ok());
+    drop(store);
+    let read_only = disk(path, 16 * 8192).read_only(true);
+    let (store, _) = builder(path, 8192, 16).disk(read_only).open().unwrap();
+    store.resize(TierId::new(0), slots(4)).unwrap();
+    assert_eq!(store.snapshot().tiers[0].groups[0].blocks, 4);
+    // The close does what the resize left for later.
+    drop(store);
+    let (store, recovery) = builder(path, 8192, 16).open().unwrap();
+    assert_eq!(recovery.found, 16);
+    assert_eq!(found(&store, &keys(0..16), BLOCK), [true; 16]);
 }
 
 /// Waits until a store of one tier has no block beyond this number of slots.
