@@ -71,14 +71,14 @@ impl SlotTable {
         })
     }
 
-    /// Sets the block of a free slot, without pins. Returns `false` if there is no such slot.
-    pub(super) fn set(&self, key: KeyHash, block: &StoredBlock) -> bool {
+    /// Sets the block of a free slot, with so many pins. Returns `false` if there is no such slot.
+    pub(super) fn set(&self, key: KeyHash, block: &StoredBlock, pins: u32) -> bool {
         let Some(entry) = self.entry(block.slot) else { return false };
         entry.high.store(key.high(), Ordering::Relaxed);
         entry.low.store(key.low(), Ordering::Relaxed);
         entry.checksum.store(block.checksum, Ordering::Relaxed);
         entry.length.store(block.length, Ordering::Relaxed);
-        entry.pins.store(0, Ordering::Relaxed);
+        entry.pins.store(pins, Ordering::Relaxed);
         true
     }
 

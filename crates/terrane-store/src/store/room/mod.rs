@@ -272,11 +272,12 @@ impl Room {
         while state.free.len() < count {
             let (mut key, mut dirty) = (None, 0);
             let mut take = |slot| {
-                if self.mark(slot) == KEPT {
-                    dirty += 1;
-                    return None;
-                }
-                key = self.index.evict(slot);
+                let may_leave = || {
+                    let is_kept = self.mark(slot) == KEPT;
+                    dirty += usize::from(is_kept);
+                    !is_kept
+                };
+                key = self.index.evict(slot, may_leave);
                 key
             };
             let Some(slot) = self.policy.evict(&mut take) else {
@@ -383,6 +384,7 @@ impl Room {
         pins: bool,
     ) -> Option<PinnedSlot> {
         self.set_mark(&self.uses, block.slot, 0);
+        // Before the block is in the index: an eviction reads the mark of a block that it found there.
         self.set_mark(&self.dirty, block.slot, if is_dirty { self.dirty_mark } else { CLEAN });
         let replaced = self.index.insert(key, block);
         let pin = if pins { self.pin(key) } else { None };

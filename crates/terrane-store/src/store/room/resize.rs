@@ -45,10 +45,10 @@ impl Room {
     /// Evicts the block of a slot beyond the limit, unless it is in use or dirty. No lock may be held.
     pub(crate) fn evict_beyond(&self, slot: u32) {
         fence(Ordering::SeqCst);
-        if slot < self.limit.load(Ordering::SeqCst) || self.mark(slot) == KEPT {
+        if slot < self.limit.load(Ordering::SeqCst) {
             return;
         }
-        if let Some(key) = self.index.evict(slot) {
+        if let Some(key) = self.index.evict(slot, || self.mark(slot) != KEPT) {
             self.policy.remove(slot);
             self.put_back(&mut lock(&self.state), slot);
             self.settle(Aftermath { evicted: vec![(key, slot)], ..Aftermath::default() });
