@@ -339,13 +339,14 @@ impl<'a> Load<'a> {
             put_at: None,
         };
         let mut places = [Place::pinned(self.to, taken, own.at)];
-        let result = match core.commit(&block, &mut places).await {
-            Ok(Committed::Stored) => BlockResult::Done { bytes: length },
-            Ok(Committed::Dropped) => BlockResult::Absent,
-            Err(error) => BlockResult::failed(error),
-        };
+        let committed = core.commit(&block, &mut places).await;
         let [place] = places;
-        let pin = place.pin.filter(|_| result.is_ok());
+        // Without a pin it is not in the tier, and nobody is told that it is ready.
+        let (result, pin) = match (committed, place.pin) {
+            (Ok(Committed::Stored), Some(pin)) => (BlockResult::Done { bytes: length }, Some(pin)),
+            (Ok(_), _) => (BlockResult::Absent, None),
+            (Err(error), _) => (BlockResult::failed(error), None),
+        };
         if let Some(tier) = core.tiers.get(source.room.tier.index()) {
             tier.counters.read(length);
         }

@@ -386,8 +386,12 @@ impl Room {
         self.set_mark(&self.uses, block.slot, 0);
         // Before the block is in the index: an eviction reads the mark of a block that it found there.
         self.set_mark(&self.dirty, block.slot, if is_dirty { self.dirty_mark } else { CLEAN });
-        let replaced = self.index.insert(key, block);
-        let pin = if pins { self.pin(key) } else { None };
+        let replaced = match pins {
+            true => self.index.insert_pinned(key, block),
+            false => self.index.insert(key, block),
+        };
+        let is_stored = replaced != Some(Freed::Now(block.slot));
+        let pin = (pins && is_stored).then(|| PinnedSlot { room: Arc::clone(self), block: *block });
         if is_dirty && self.dirty_mark == KEPT {
             self.push_dirty(&mut lock(&self.state), (block.slot, key));
         }
