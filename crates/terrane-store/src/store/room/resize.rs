@@ -55,6 +55,14 @@ impl Room {
         }
     }
 
+    /// Has the block of a slot beyond the limit written to a slower tier, if it is dirty. No lock may be
+    /// held.
+    pub(crate) fn write_beyond(&self, slot: u32) {
+        if self.is_beyond(slot) && self.mark(slot) == KEPT {
+            self.settle(Aftermath { lacks: 1, ..Aftermath::default() });
+        }
+    }
+
     /// A slot has no block and no user any more.
     pub(super) fn put_back(&self, state: &mut RoomState, slot: u32) {
         if slot >= state.limit {
