@@ -182,6 +182,16 @@ impl TierIndex {
         Some(guess)
     }
 
+    /// The key of the last block in a slot that no block and no job has, until it is forgotten.
+    pub(crate) fn last_key(&self, slot: u32) -> Option<KeyHash> {
+        self.slots.key(slot).filter(|key| *key != KeyHash::new(0))
+    }
+
+    /// Forgets the key of the last block in a slot that no block and no job has.
+    pub(crate) fn forget_last_key(&self, slot: u32) {
+        self.slots.forget(slot);
+    }
+
     /// Calls `each` with every block, a shard at a time. Blocks that come or go meanwhile may be
     /// missed.
     pub fn for_each(&self, mut each: impl FnMut(KeyHash, StoredBlock)) {

@@ -82,6 +82,14 @@ impl SlotTable {
         true
     }
 
+    /// Forgets the key of a slot that no block and no job has.
+    pub(super) fn forget(&self, slot: u32) {
+        if let Some(entry) = self.entry(slot) {
+            entry.high.store(0, Ordering::Relaxed);
+            entry.low.store(0, Ordering::Relaxed);
+        }
+    }
+
     pub(super) fn is_pinned(&self, slot: u32) -> bool {
         self.entry(slot).is_some_and(|entry| entry.pins.load(Ordering::Acquire) != 0)
     }

@@ -100,7 +100,7 @@ impl StoreCore {
             let tier = self.tiers.get(place.tier.index());
             if let Some(room) = tier.and_then(|tier| tier.room(block.group)) {
                 // The tier may have shrunk since the slot was taken.
-                for slot in place.slot {
+                if let Some(slot) = place.slot {
                     room.evict_beyond(slot);
                     room.write_beyond(slot);
                 }

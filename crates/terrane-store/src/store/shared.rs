@@ -366,15 +366,13 @@ impl StoreCore {
 }
 
 impl RoomOwner for StoreCore {
-    fn after_eviction(&self, room: &Room, evicted: &[(KeyHash, u32)]) {
+    fn after_eviction(&self, room: &Room, evicted: &[KeyHash]) {
         let tier = self.tiers.get(room.tier.index());
         if let Some(tier) = tier {
             tier.counters.evicted(terrane_core::convert::to_u64(evicted.len()));
         }
-        let is_disk = tier.is_some_and(Tier::is_disk);
-        let disk = self.disk.as_ref().filter(|disk| is_disk && !disk.is_read_only);
-        for &(key, slot) in evicted {
-            let order = self.order.lock(key);
+        for &key in evicted {
+            let _order = self.order.lock(key);
             let tier = Some(room.tier);
             self.publish(StoreEventKind::Evicted, tier, room.group, Some(key));
             let is_back = room.index.get(key).is_some();
@@ -383,16 +381,6 @@ impl RoomOwner for StoreCore {
                 self.publish(StoreEventKind::Stored, tier, room.group, Some(key));
             }
             self.forget_name_in_order(room.group, key);
-            // No later block takes a slot beyond the limit, so that its record would stay true.
-            let disk = disk.filter(|_| !is_back && room.is_beyond(slot));
-            if let Some(disk) = disk {
-                // After an error the catalog is read-only, and says so.
-                let _ = disk.catalog.append_removes(&[key]);
-            }
-            drop(order);
-            if disk.is_some() {
-                self.recorded();
-            }
         }
     }
 

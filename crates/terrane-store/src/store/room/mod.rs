@@ -84,8 +84,8 @@ pub(crate) enum DirtyBlocks {
 
 /// The store of a room. It is called without a lock.
 pub(crate) trait RoomOwner: Send + Sync {
-    /// The room evicted the blocks of these keys from these slots.
-    fn after_eviction(&self, room: &Room, evicted: &[(KeyHash, u32)]);
+    /// The room evicted the blocks of these keys.
+    fn after_eviction(&self, room: &Room, evicted: &[KeyHash]);
 
     /// Slots beyond the limit of a smaller tier became free.
     fn after_retiring(&self, tier: TierId);
@@ -129,7 +129,7 @@ pub(crate) enum Shortage {
 /// The work that is left for after the room's lock was released.
 #[derive(Default)]
 struct Aftermath {
-    evicted: Vec<(KeyHash, u32)>,
+    evicted: Vec<KeyHash>,
     woken: Vec<Waker>,
     /// The slots that a waiter lacks because blocks are dirty.
     lacks: usize,
@@ -286,7 +286,7 @@ impl Room {
                 }
                 return Err(Shortage::Now);
             };
-            after.evicted.extend(key.map(|key| (key, slot)));
+            after.evicted.extend(key);
             self.put_back(state, slot);
         }
         let rest = state.free.len() - count;
