@@ -322,6 +322,19 @@ impl Catalog {
     }
 }
 
+/// A session without a record leaves no journal, so that such sessions do not make openings slow.
+impl Drop for Catalog {
+    fn drop(&mut self) {
+        if !self.process.is_current() {
+            return;
+        }
+        // The lock of the directory is a field, and released after this.
+        if let Some(name) = lock(&self.state).unused_journal() {
+            remove(self.files.as_ref(), &name);
+        }
+    }
+}
+
 fn remove(files: &dyn Files, name: &str) {
     if let Err(error) = files.unlink(name) {
         tracing::warn!(%error, name, "a file that is not needed stays until the next opening");
