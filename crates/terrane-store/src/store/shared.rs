@@ -332,7 +332,7 @@ impl StoreCore {
         self.write_all_back(deadline);
         self.jobs.end_all();
         self.jobs.cancel_all();
-        self.maintenance.stop();
+        self.maintenance.stop(deadline);
         // A request in the device is waited for: its memory is in use.
         if let Some(disk) = &self.disk {
             let _ = self.jobs.wait(Some(deadline), true);
