@@ -273,10 +273,9 @@ impl State {
         Ok(())
     }
 
-    /// Makes the catalog read-only. The first reason stays.
+    /// Makes the catalog read-only. The first reason stays. It writes no trace: locks are held.
     pub(crate) fn fail(&mut self, operation: FailedOperation, file: &Path, source: OsError) {
         if self.read_only.get().is_none() {
-            tracing::warn!(%operation, ?file, error = %source, "the catalog is read-only from now on");
             let file = file.to_owned();
             let reason = Arc::new(ReadOnlyReason { operation, file, source });
             // The state's lock is held: no other thread sets it.

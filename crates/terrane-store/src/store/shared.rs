@@ -295,15 +295,14 @@ impl StoreCore {
         }
     }
 
-    /// Reports once that the disk tier takes no more blocks, if it does not.
+    /// Reports once that the disk tier takes no more blocks, if it does not. No lock may be held.
     pub(crate) fn report_health(&self) {
         let Some(disk) = &self.disk else { return };
-        if disk.is_read_only || self.refuses_writes().is_none() {
-            return;
-        }
+        let Some(reason) = self.refuses_writes().filter(|_| !disk.is_read_only) else { return };
         if !self.is_reported_read_only.swap(true, Ordering::Relaxed) {
             let tier = self.tiers.last().map(|tier| tier.id);
             self.publish(StoreEventKind::TierReadOnly, tier, 0, None);
+            tracing::warn!(%reason, "the disk tier is read-only from now on");
         }
     }
 

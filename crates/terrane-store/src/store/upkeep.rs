@@ -49,6 +49,7 @@ impl StoreCore {
                 }
                 Step::Stop => return,
             }
+            self.report_health();
         }
     }
 
