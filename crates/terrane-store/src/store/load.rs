@@ -148,7 +148,6 @@ impl<'a> Load<'a> {
     ) {
         let Some(memory) = tier.blocks(self.task.group) else { return };
         let (mut from_disk, mut from_memory) = (Vec::new(), Vec::new());
-        let asked = own.len();
         for own in own {
             let Some((source, is_disk)) = self.find(own.key) else { continue };
             let hold = SharedHold::new(None);
@@ -168,8 +167,8 @@ impl<'a> Load<'a> {
                 let host = self.task.core.host_tier(self.task.group);
                 let room = host.and_then(|host| host.room(self.task.group));
                 let slots = room.map_or(0, |room| to_usize(room.limit().into()));
-                let no_room = NoRoom::TierTooSmall { asked, slots };
-                set(results, moving.own.index, BlockResult::NoRoom(no_room));
+                let left = BlockResult::NoRoom(NoRoom::LeftHostTier { slots });
+                set(results, moving.own.index, left);
             }
         }
         let disk = self.submit(memory, (&taken, &from_disk));
@@ -382,6 +381,8 @@ pub(crate) async fn promote(task: &JobTask, keys: &Keys, tier: TierId) -> Vec<Bl
         Some(host) if !is_host && host > tier => vec![host, tier],
         _ => vec![tier],
     };
+    let is_between =
+        |result: &BlockResult| matches!(result, BlockResult::NoRoom(NoRoom::LeftHostTier { .. }));
     let mut results = vec![BlockResult::Absent; keys.len()];
     let mut pending: Vec<usize> = (0..keys.len()).collect();
     for _ in 0..MOST_ROUNDS {
@@ -389,15 +390,14 @@ pub(crate) async fn promote(task: &JobTask, keys: &Keys, tier: TierId) -> Vec<Bl
             let hashes: Vec<KeyHash> = pending.iter().map(|&index| keys.hash(index)).collect();
             let loaded = Load::new(task, hop).run(&hashes, &mut |_, pin| drop(pin)).await;
             for (&index, result) in pending.iter().zip(loaded) {
-                set(&mut results, index, result);
+                let is_failed = results.get(index).is_some_and(|before| !before.is_ok());
+                // Then the first hop says why the block was not there for the second one.
+                if !(hop == tier && hops.len() > 1 && is_failed && is_between(&result)) {
+                    set(&mut results, index, result);
+                }
             }
         }
-        let is_between = |index: &usize| {
-            let result = results.get(*index);
-            hops.len() > 1
-                && matches!(result, Some(BlockResult::NoRoom(NoRoom::TierTooSmall { .. })))
-        };
-        pending.retain(is_between);
+        pending.retain(|&index| results.get(index).is_some_and(is_between));
         if pending.is_empty() {
             break;
         }
