@@ -86,8 +86,8 @@ impl<'a> Load<'a> {
             }
             while !absent.is_empty() {
                 let most = usize::try_from(room.limit() / 2).unwrap_or(1).clamp(1, MOST_AT_ONCE);
-                let rest = absent.split_off(absent.len().min(most));
-                let part = std::mem::replace(&mut absent, rest);
+                // The head of a prefix comes last, so that its tail is evicted first.
+                let part = absent.split_off(absent.len().saturating_sub(most));
                 self.load_part(tier, part, ready, (&mut results, &mut others)).await;
             }
             for (index, claim) in others {

@@ -142,7 +142,7 @@ fn kills() -> u64 {
     std::env::var("TERRANE_STORE_STORE_KILLS").map_or(20, |count| count.parse().unwrap())
 }
 
-fn child_store(directory: &Path, seed: u64) -> terrane_store::Store {
+fn child_store(directory: &Path, seed: u64) -> Store {
     let policy = if seed.is_multiple_of(2) { WritePolicy::Through } else { WritePolicy::Back };
     let builder = builder(directory, 8192, 40).host(ByteCount::kib(64));
     builder.write_policy(policy).open().unwrap().0
