@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use loom::cell::UnsafeCell;
+use loom::sync::atomic::AtomicBool;
 use loom::thread;
 use terrane_store::{Freed, KeyHash, StoredBlock, TierIndex};
 
@@ -131,7 +132,7 @@ fn a_pinned_block_is_not_evicted() {
             tier.read(FIRST);
         });
         // The slot belongs to this thread if the eviction succeeds.
-        let evicted = tier.index.evict(0);
+        let evicted = tier.index.evict(0, || true);
         if evicted.is_some() {
             assert_eq!(evicted, Some(FIRST));
             tier.put(SECOND, 0);
@@ -167,7 +168,7 @@ fn one_of_an_eviction_and_a_removal_gets_the_slot() {
     model(|| {
         let tier = Tier::with_first();
         let evictor = spawn(&tier, |tier| {
-            if let Some(key) = tier.index.evict(0) {
+            if let Some(key) = tier.index.evict(0, || true) {
                 assert_eq!(key, FIRST);
                 tier.slots.free(0);
             }
@@ -221,7 +222,7 @@ fn an_eviction_beside_a_change_of_the_slot_names_the_block_that_it_removed() {
         let tier = Tier::with_first();
         let evictor = spawn(&tier, |tier| {
             // It reads the key without a lock, and may see half of each.
-            let evicted = tier.index.evict(0);
+            let evicted = tier.index.evict(0, || true);
             assert!(matches!(evicted, None | Some(FIRST | SECOND)), "{evicted:?}");
             if let Some(key) = evicted {
                 assert_eq!(tier.index.get(key), None);
@@ -232,5 +233,42 @@ fn an_eviction_beside_a_change_of_the_slot_names_the_block_that_it_removed() {
             tier.put(SECOND, 0);
         }
         evictor.join().unwrap();
+    });
+}
+
+#[test]
+fn a_block_that_is_marked_before_its_insertion_is_not_evicted() {
+    model(|| {
+        let tier = Tier::with_first();
+        let is_marked = Arc::new(AtomicBool::new(false));
+        let evictor = {
+            let is_marked = Arc::clone(&is_marked);
+            spawn(&tier, move |tier| {
+                // A policy knows the slot, and not which block is in it by now.
+                let evicted = tier.index.evict(0, || !is_marked.load(Ordering::Acquire));
+                assert!(matches!(evicted, None | Some(FIRST)), "{evicted:?}");
+            })
+        };
+        if tier.index.remove(FIRST).is_some() {
+            is_marked.store(true, Ordering::Release);
+            tier.put(SECOND, 0);
+        }
+        evictor.join().unwrap();
+    });
+}
+
+#[test]
+fn a_block_that_is_inserted_pinned_stays_beside_an_eviction() {
+    model(|| {
+        let tier = Tier::with_first();
+        let evictor = spawn(&tier, |tier| {
+            let evicted = tier.index.evict(1, || true);
+            assert_eq!(evicted, None);
+        });
+        tier.slots.fill(1, SECOND);
+        assert_eq!(tier.index.insert_pinned(SECOND, &block(SECOND, 1)), None);
+        assert!(tier.read(SECOND));
+        evictor.join().unwrap();
+        assert_eq!(tier.index.unpin(1), None);
     });
 }

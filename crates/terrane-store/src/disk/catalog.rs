@@ -316,8 +316,22 @@ impl Catalog {
                 Some(names::Name::Unfinished(_)) | None => false,
             };
             if is_older {
-                remove(self.files.as_ref(), &name);
+                // Without a trace: a lock is held.
+                let _ = self.files.unlink(&name);
             }
+        }
+    }
+}
+
+/// A session without a record leaves no journal, so that such sessions do not make openings slow.
+impl Drop for Catalog {
+    fn drop(&mut self) {
+        if !self.process.is_current() {
+            return;
+        }
+        // The lock of the directory is a field, and released after this.
+        if let Some(name) = lock(&self.state).unused_journal() {
+            remove(self.files.as_ref(), &name);
         }
     }
 }

@@ -51,39 +51,59 @@ pub(crate) fn inspect(directory: &Path, name: &str) -> Result<Inspected, Catalog
         return Err(CatalogError::NotFound { path });
     }
     let files = Directory::open_read_only(directory, name)?;
-    let is_live = files.is_locked(names::LOCK);
-    let is_live = is_live.map_err(|error| failure(&path.join(names::LOCK), error))?;
-    let owner = if is_live { owner::read(&files) } else { None };
-    let mut before = None;
-    for reading in 1.. {
-        let read = read(&files, &path);
-        let (superblock, state) = match read {
+    let is_locked = || {
+        let is_locked = files.is_locked(names::LOCK);
+        is_locked.map_err(|error| failure(&path.join(names::LOCK), error))
+    };
+    let version = |(superblock, state): &(Superblock, recovery::State)| {
+        (superblock.generation, state.checkpoint, state.last_number)
+    };
+    let ((superblock, state), is_live) = settled(|| read(&files, &path), version, is_locked)?;
+    let Superblock { namespace, groups, secret, epoch, .. } = superblock;
+    Ok(Inspected {
+        namespace,
+        groups,
+        secret,
+        epoch,
+        as_of: state.next_sequence.saturating_sub(1),
+        live: LiveRecords::new(state.merged.parts),
+        torn: state.torn,
+        damaged: state.damaged,
+        dropped: state.merged.dropped,
+        bytes: state.bytes,
+        is_live,
+        owner: if is_live { owner::read(&files) } else { None },
+    })
+}
+
+/// Reads until a reading stands, and returns whether the store is live. It may be opened meanwhile, so
+/// that this is asked after each reading, too.
+fn settled<T, V: PartialEq>(
+    read: impl Fn() -> Result<T, CatalogError>,
+    version: impl Fn(&T) -> V,
+    is_locked: impl Fn() -> Result<bool, CatalogError>,
+) -> Result<(T, bool), CatalogError> {
+    let mut is_live = is_locked()?;
+    let (mut before, mut readings) = (None, 0);
+    loop {
+        let found = read();
+        readings += 1;
+        is_live = is_live || is_locked()?;
+        let is_last = !is_live || readings >= MOST_READINGS;
+        match found {
             // A file of a live store went between the listing and its opening.
-            Err(_) if is_live && reading < MOST_READINGS => continue,
-            read => read?,
-        };
-        let now = (superblock.generation, state.checkpoint, state.last_number);
-        if !is_live || before == Some(now) || reading >= MOST_READINGS {
-            let Superblock { namespace, groups, secret, epoch, .. } = superblock;
-            return Ok(Inspected {
-                namespace,
-                groups,
-                secret,
-                epoch,
-                as_of: state.next_sequence.saturating_sub(1),
-                live: LiveRecords::new(state.merged.parts),
-                torn: state.torn,
-                damaged: state.damaged,
-                dropped: state.merged.dropped,
-                bytes: state.bytes,
-                is_live,
-                owner,
-            });
+            Err(_) if !is_last => {}
+            Err(error) => return Err(error),
+            Ok(found) => {
+                let now = Some(version(&found));
+                if is_last || before == now {
+                    return Ok((found, is_live));
+                }
+                before = now;
+            }
         }
-        before = Some(now);
         thread::yield_now();
     }
-    Err(CatalogError::NotFound { path })
 }
 
 fn read(files: &dyn Files, path: &Path) -> Result<(Superblock, recovery::State), CatalogError> {
@@ -91,4 +111,26 @@ fn read(files: &dyn Files, path: &Path) -> Result<(Superblock, recovery::State),
     let settings = (std::num::NonZeroUsize::MIN, true);
     let state = recovery::read(files, path, superblock.epoch, &superblock.groups, settings)?;
     Ok((superblock, state))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_reading_beside_the_opening_of_a_store_is_repeated() {
+        let not_found = || CatalogError::NotFound { path: "journal.1".into() };
+        for opened_after in 0..3 {
+            let (readings, asked) = (Cell::new(0), Cell::new(0));
+            let next = |count: &Cell<u32>| count.replace(count.get() + 1);
+            // The owner removes a file of the first listing.
+            let read = || if next(&readings) == 0 { Err(not_found()) } else { Ok(7) };
+            let is_locked = || Ok(next(&asked) >= opened_after);
+            let settled = settled(read, |found| *found, is_locked);
+            let expected = if opened_after < 2 { Ok((7, true)) } else { Err(not_found()) };
+            assert_eq!(settled, expected, "{opened_after}");
+        }
+    }
 }

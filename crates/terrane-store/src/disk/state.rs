@@ -4,13 +4,14 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use terrane_core::OsError;
+use terrane_core::convert::to_u64;
 
 use super::error::{CatalogError, FailedOperation, ReadOnlyReason};
 use super::failure::failure;
 use super::files::{Files, OpenFile, OpenMode};
 use super::journal::Journal;
 use super::names::{self, SUPERBLOCKS};
-use super::record::{Mark, SEQUENCES, Stamp, encode_mark};
+use super::record::{Mark, RECORD, SEQUENCES, Stamp, encode_mark};
 use super::recovery;
 use super::snapshot::CatalogSnapshot;
 use super::superblock::Superblock;
@@ -35,6 +36,8 @@ pub(crate) struct State {
     /// The tombstones up to `durable`.
     durable_tombstones: u64,
     checkpoint: Option<u64>,
+    /// The journal that nothing needs while its first mark is its only record.
+    spare: Option<u64>,
     /// Set once. The catalog has it, too, and reads it without the lock.
     read_only: Arc<OnceLock<Arc<ReadOnlyReason>>>,
     /// Kept between appends.
@@ -80,6 +83,7 @@ impl State {
             tombstones: found.tombstones,
             durable_tombstones: found.tombstones,
             checkpoint: found.checkpoint,
+            spare: None,
             read_only: Arc::default(),
             buffer: Vec::new(),
         }
@@ -104,6 +108,7 @@ impl State {
             let path = directory.join(names::journal(number));
             self.fail(FailedOperation::Append, &path, error);
         }
+        self.spare = Some(number);
         Ok(())
     }
 
@@ -188,6 +193,8 @@ impl State {
         let (number, first_sequence) = (journal.number, self.next_sequence);
         let begun = self.switch(journal, false);
         begun.map_err(|error| failure(&directory.join(names::journal(number)), error))?;
+        // Its checkpoint may have got its name, unless it is abandoned.
+        self.spare = None;
         let (epoch, tombstones) = (self.superblock.epoch, self.tombstones);
         Ok(Begun { number, epoch, first_sequence, tombstones })
     }
@@ -201,6 +208,21 @@ impl State {
     /// Notes that checkpoint `number` is durable.
     pub(crate) const fn finish_checkpoint(&mut self, number: u64) {
         self.checkpoint = Some(number);
+    }
+
+    /// Notes that checkpoint `number` was given up before it got its name.
+    pub(crate) const fn abandon_checkpoint(&mut self, number: u64) {
+        self.spare = Some(number);
+    }
+
+    /// The name of the journal if the store is the same without it: its only record is the mark at its
+    /// beginning, which says nothing that an opening does not find without it.
+    pub(crate) fn unused_journal(&self) -> Option<String> {
+        let is_unused = |journal: &&Journal| {
+            self.spare == Some(journal.number) && journal.length() == to_u64(RECORD)
+        };
+        let journal = self.journal.as_ref().filter(|_| self.read_only.get().is_none());
+        journal.filter(is_unused).map(|journal| names::journal(journal.number))
     }
 
     /// Begins a new epoch in a new journal, whose number is returned.
@@ -223,6 +245,8 @@ impl State {
         (self.tombstones, self.durable_tombstones) = (0, 0);
         self.durable = self.next_sequence - 1;
         self.checkpoint = None;
+        // Files of the older epoch may come back with a crash. The journal keeps its numbers above them.
+        self.spare = None;
         let created = Journal::create(files, number, OpenMode::Create);
         let created = created.and_then(|journal| files.sync_directory().map(|()| journal));
         let begun = created.and_then(|journal| self.switch(journal, true));
@@ -249,10 +273,9 @@ impl State {
         Ok(())
     }
 
-    /// Makes the catalog read-only. The first reason stays.
+    /// Makes the catalog read-only. The first reason stays. It writes no trace: locks are held.
     pub(crate) fn fail(&mut self, operation: FailedOperation, file: &Path, source: OsError) {
         if self.read_only.get().is_none() {
-            tracing::warn!(%operation, ?file, error = %source, "the catalog is read-only from now on");
             let file = file.to_owned();
             let reason = Arc::new(ReadOnlyReason { operation, file, source });
             // The state's lock is held: no other thread sets it.

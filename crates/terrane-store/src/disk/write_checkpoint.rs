@@ -54,9 +54,12 @@ impl Catalog {
         let _turn = lock(&self.maintenance);
         let begun = self.begin()?;
         let number = begun.number;
-        self.write(begun, live).inspect_err(|_| {
+        self.write(begun, live).inspect_err(|error| {
             // One that stays is removed when the store is opened.
             let _ = self.files.unlink(&names::unfinished(number));
+            if *error == CatalogError::CheckpointAbandoned {
+                lock(&self.state).abandon_checkpoint(number);
+            }
         })
     }
 

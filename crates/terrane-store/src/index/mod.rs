@@ -124,10 +124,20 @@ impl TierIndex {
     /// key is full, the block is not added and its slot is returned as free. Keyed hashes do not fill
     /// a shard.
     pub fn insert(&self, key: KeyHash, block: &StoredBlock) -> Option<Freed> {
+        self.add(key, block, 0)
+    }
+
+    /// Adds a block as [`insert`](Self::insert) does, with a pin from its first moment in the index on.
+    /// There is no pin if the slot of `block` is returned.
+    pub fn insert_pinned(&self, key: KeyHash, block: &StoredBlock) -> Option<Freed> {
+        self.add(key, block, 1)
+    }
+
+    fn add(&self, key: KeyHash, block: &StoredBlock, pins: u32) -> Option<Freed> {
         let home = self.home(key);
         let mut shard = self.shards.get(home.shard)?.write();
         let found = self.find(home, key).filter(|found| found.slot != block.slot);
-        if !self.slots.set(key, block) {
+        if !self.slots.set(key, block, pins) {
             return None;
         }
         match found {
@@ -153,19 +163,33 @@ impl TierIndex {
         Some((self.slots.block(found.slot)?, self.freed(found.slot)))
     }
 
-    /// Removes the block in `slot` if it is not pinned, and returns its key. The slot is free then.
-    pub fn evict(&self, slot: u32) -> Option<KeyHash> {
+    /// Removes the block in `slot` if it may leave and is not pinned, and returns its key. The slot is
+    /// free then.
+    ///
+    /// `may_leave` is called under the lock that an [`insert`](Self::insert) takes. So it sees what a thread
+    /// wrote before it inserted the block.
+    pub fn evict(&self, slot: u32, may_leave: impl FnOnce() -> bool) -> Option<KeyHash> {
         // Without the lock this may be a mixture of two keys; the search below then fails.
         let guess = self.slots.key(slot)?;
         let home = self.home(guess);
         let mut shard = self.shards.get(home.shard)?.write();
         let found = self.buckets.find(home, |other| other == slot)?;
-        if !self.slots.has_key(slot, guess) || self.slots.is_pinned(slot) {
+        if !self.slots.has_key(slot, guess) || !may_leave() || self.slots.is_pinned(slot) {
             return None;
         }
         self.buckets.remove(home, &found);
         *shard.count -= 1;
         Some(guess)
+    }
+
+    /// The key of the last block in a slot that no block and no job has, until it is forgotten.
+    pub(crate) fn last_key(&self, slot: u32) -> Option<KeyHash> {
+        self.slots.key(slot).filter(|key| *key != KeyHash::new(0))
+    }
+
+    /// Forgets the key of the last block in a slot that no block and no job has.
+    pub(crate) fn forget_last_key(&self, slot: u32) {
+        self.slots.forget(slot);
     }
 
     /// Calls `each` with every block, a shard at a time. Blocks that come or go meanwhile may be

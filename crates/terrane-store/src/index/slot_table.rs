@@ -71,15 +71,23 @@ impl SlotTable {
         })
     }
 
-    /// Sets the block of a free slot, without pins. Returns `false` if there is no such slot.
-    pub(super) fn set(&self, key: KeyHash, block: &StoredBlock) -> bool {
+    /// Sets the block of a free slot, with so many pins. Returns `false` if there is no such slot.
+    pub(super) fn set(&self, key: KeyHash, block: &StoredBlock, pins: u32) -> bool {
         let Some(entry) = self.entry(block.slot) else { return false };
         entry.high.store(key.high(), Ordering::Relaxed);
         entry.low.store(key.low(), Ordering::Relaxed);
         entry.checksum.store(block.checksum, Ordering::Relaxed);
         entry.length.store(block.length, Ordering::Relaxed);
-        entry.pins.store(0, Ordering::Relaxed);
+        entry.pins.store(pins, Ordering::Relaxed);
         true
+    }
+
+    /// Forgets the key of a slot that no block and no job has.
+    pub(super) fn forget(&self, slot: u32) {
+        if let Some(entry) = self.entry(slot) {
+            entry.high.store(0, Ordering::Relaxed);
+            entry.low.store(0, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn is_pinned(&self, slot: u32) -> bool {

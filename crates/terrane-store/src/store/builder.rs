@@ -325,7 +325,8 @@ impl StoreBuilder {
         Self { eviction, ..self }
     }
 
-    /// Keeps the keys in memory, for events and reports; off by default.
+    /// Keeps the keys in memory, for events, reports and checkpoints; off by default. Without it, a
+    /// checkpoint replaces the keys on disk by their hashes, so tools list these.
     pub fn keep_keys(self, keep_keys: bool) -> Self {
         Self { keep_keys, ..self }
     }

@@ -28,6 +28,7 @@ pub(crate) enum ClaimKind {
 pub(crate) struct Claims {
     shards: Vec<Mutex<HashMap<KeyHash, Arc<Claim>, RandomState>>>,
     count: AtomicUsize,
+    begun: AtomicUsize,
 }
 
 /// The claim of a job on a key.
@@ -53,7 +54,8 @@ pub(crate) struct HeldClaim {
 
 impl Claims {
     pub(crate) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), count: AtomicUsize::new(0) }
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Self { shards, count: AtomicUsize::new(0), begun: AtomicUsize::new(0) }
     }
 
     /// Claims a key, or returns the claim that another job has.
@@ -74,6 +76,7 @@ impl Claims {
                 });
                 free.insert(Arc::clone(&claim));
                 self.count.fetch_add(1, Ordering::SeqCst);
+                self.begun.fetch_add(1, Ordering::SeqCst);
                 Ok(HeldClaim { claims: Arc::clone(self), claim, key })
             }
         }
@@ -86,6 +89,11 @@ impl Claims {
     /// The number of claims.
     pub(crate) fn len(&self) -> usize {
         self.count.load(Ordering::SeqCst)
+    }
+
+    /// The number of claims so far. It wraps around.
+    pub(crate) fn begun(&self) -> usize {
+        self.begun.load(Ordering::SeqCst)
     }
 
     /// The job that has the key must not store it.

@@ -100,7 +100,10 @@ impl StoreCore {
             let tier = self.tiers.get(place.tier.index());
             if let Some(room) = tier.and_then(|tier| tier.room(block.group)) {
                 // The tier may have shrunk since the slot was taken.
-                place.slot.into_iter().for_each(|slot| room.evict_beyond(slot));
+                if let Some(slot) = place.slot {
+                    room.evict_beyond(slot);
+                    room.write_beyond(slot);
+                }
                 room.retry_for_waiters();
             }
         }
@@ -191,15 +194,62 @@ pub(crate) fn not_read(failure: SlabFailure) -> BlockResult {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future;
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
+    use std::time::Duration;
+
     use terrane_core::ByteCount;
 
     use super::*;
     use crate::disk::Namespace;
     use crate::store::Store;
-    use crate::store::builder::{BlockGroup, DiskTier};
+    use crate::store::builder::{BlockGroup, DiskTier, WritePolicy};
     use crate::store::claims::ClaimKind;
+
+    fn ready<F: Future>(future: F) -> F::Output {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(output) => output,
+            Poll::Pending => panic!("it waits"),
+        }
+    }
+
+    fn block<'a>(key: KeyHash, claim: &'a HeldClaim) -> WrittenBlock<'a> {
+        WrittenBlock {
+            group: 0,
+            key,
+            name: b"key",
+            length: 4096,
+            checksum: 0,
+            claim,
+            epoch: None,
+            copy_of: None,
+            is_dirty: false,
+            put_at: None,
+        }
+    }
+
+    #[test]
+    fn a_block_beyond_the_limit_that_is_wanted_pinned_has_its_pin() {
+        let group = BlockGroup::new("kv", 4096);
+        let (store, _) = Store::builder().group(group).host(ByteCount::kib(32)).open().unwrap();
+        let core = store.core();
+        let key = core.hasher.hash(b"key").unwrap();
+        let claim = core.claims.claim(key, ClaimKind::Load).ok().unwrap();
+        let room = core.tiers[0].room(0).unwrap();
+        let mut taken = room.try_take(8).unwrap();
+        room.resize(0);
+        let mut places = [Place::pinned(TierId::new(0), &mut taken, 7)];
+        let committed = ready(core.commit(&block(key, &claim), &mut places));
+        assert_eq!(committed.unwrap(), Committed::Stored);
+        let [place] = places;
+        let pin = place.pin.unwrap();
+        assert_eq!(room.index.get(key), Some(pin.block));
+        drop(pin);
+        assert_eq!(room.index.get(key), None);
+        drop((taken, claim));
+        assert_eq!(store.close(Instant::now()).left, 0);
+    }
 
     #[test]
     fn a_block_whose_record_is_refused_is_in_no_tier() {
@@ -218,31 +268,46 @@ mod tests {
         let claim = core.claims.claim(key, ClaimKind::Put).ok().unwrap();
         let take = |tier: usize| core.tiers[tier].room(0).unwrap().try_take(1).unwrap();
         let (mut memory, mut disk) = (take(0), take(1));
-        let block = WrittenBlock {
-            group: 0,
-            key,
-            // Longer than a record can have.
-            name: &[b'k'; 70_000],
-            length: 4096,
-            checksum: 0,
-            claim: &claim,
-            epoch: None,
-            copy_of: None,
-            is_dirty: false,
-            put_at: None,
-        };
+        // Longer than a record can have.
+        let block = WrittenBlock { name: &[b'k'; 70_000], ..block(key, &claim) };
         let mut places =
             [Place::new(TierId::new(0), &mut memory, 0), Place::new(TierId::new(1), &mut disk, 0)];
-        {
-            let commit = pin!(core.commit(&block, &mut places));
-            let committed = commit.poll(&mut Context::from_waker(Waker::noop()));
-            assert!(matches!(committed, Poll::Ready(Err(_))));
-        }
+        assert!(ready(core.commit(&block, &mut places)).is_err());
         drop((memory, disk, claim));
         assert!(core.tiers.iter().all(|tier| tier.rooms[0].index.is_empty()));
         assert!(core.names.get(key).is_none() && events.try_take().is_none());
         let used = |tier: &crate::store::snapshot::TierSnapshot| tier.groups[0].in_use;
         assert_eq!(store.snapshot().tiers.iter().map(used).sum::<usize>(), 0);
         assert_eq!(store.close(Instant::now()).left, 0);
+    }
+
+    #[test]
+    fn a_dirty_block_beyond_the_limit_is_written_to_the_tier_below() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, _) = Store::builder()
+            .group(BlockGroup::new("kv", 4096))
+            .host(ByteCount::kib(32))
+            .disk(DiskTier::new(directory.path(), ByteCount::kib(64)))
+            .namespace(Namespace::new("model", [("model", "llama")]).unwrap())
+            .write_policy(WritePolicy::Back)
+            .open()
+            .unwrap();
+        let core = store.core();
+        let key = core.hasher.hash(b"key").unwrap();
+        let claim = core.claims.claim(key, ClaimKind::Put).ok().unwrap();
+        let [room, disk] = [0, 1].map(|tier: usize| core.tiers[tier].room(0).unwrap());
+        let mut taken = room.try_take(8).unwrap();
+        room.resize(4);
+        let block = WrittenBlock { is_dirty: true, ..block(key, &claim) };
+        let at = (0..8).find(|&at| taken.slot(at).is_some_and(|slot| slot >= 4)).unwrap();
+        let mut places = [Place::new(TierId::new(0), &mut taken, at)];
+        assert_eq!(ready(core.commit(&block, &mut places)).unwrap(), Committed::Stored);
+        drop((taken, claim));
+        let until = Instant::now() + Duration::from_secs(60);
+        while room.index.get(key).is_some() || disk.index.get(key).is_none() {
+            assert!(Instant::now() < until, "{:#?}", store.snapshot());
+            std::thread::yield_now();
+        }
+        assert_eq!(store.close(until).left, 0);
     }
 }

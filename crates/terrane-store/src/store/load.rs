@@ -86,8 +86,8 @@ impl<'a> Load<'a> {
             }
             while !absent.is_empty() {
                 let most = usize::try_from(room.limit() / 2).unwrap_or(1).clamp(1, MOST_AT_ONCE);
-                let rest = absent.split_off(absent.len().min(most));
-                let part = std::mem::replace(&mut absent, rest);
+                // The head of a prefix comes last, so that its tail is evicted first.
+                let part = absent.split_off(absent.len().saturating_sub(most));
                 self.load_part(tier, part, ready, (&mut results, &mut others)).await;
             }
             for (index, claim) in others {
@@ -148,7 +148,6 @@ impl<'a> Load<'a> {
     ) {
         let Some(memory) = tier.blocks(self.task.group) else { return };
         let (mut from_disk, mut from_memory) = (Vec::new(), Vec::new());
-        let asked = own.len();
         for own in own {
             let Some((source, is_disk)) = self.find(own.key) else { continue };
             let hold = SharedHold::new(None);
@@ -168,8 +167,8 @@ impl<'a> Load<'a> {
                 let host = self.task.core.host_tier(self.task.group);
                 let room = host.and_then(|host| host.room(self.task.group));
                 let slots = room.map_or(0, |room| to_usize(room.limit().into()));
-                let no_room = NoRoom::TierTooSmall { asked, slots };
-                set(results, moving.own.index, BlockResult::NoRoom(no_room));
+                let left = BlockResult::NoRoom(NoRoom::LeftHostTier { slots });
+                set(results, moving.own.index, left);
             }
         }
         let disk = self.submit(memory, (&taken, &from_disk));
@@ -339,13 +338,14 @@ impl<'a> Load<'a> {
             put_at: None,
         };
         let mut places = [Place::pinned(self.to, taken, own.at)];
-        let result = match core.commit(&block, &mut places).await {
-            Ok(Committed::Stored) => BlockResult::Done { bytes: length },
-            Ok(Committed::Dropped) => BlockResult::Absent,
-            Err(error) => BlockResult::failed(error),
-        };
+        let committed = core.commit(&block, &mut places).await;
         let [place] = places;
-        let pin = place.pin.filter(|_| result.is_ok());
+        // Without a pin it is not in the tier, and nobody is told that it is ready.
+        let (result, pin) = match (committed, place.pin) {
+            (Ok(Committed::Stored), Some(pin)) => (BlockResult::Done { bytes: length }, Some(pin)),
+            (Ok(_), _) => (BlockResult::Absent, None),
+            (Err(error), _) => (BlockResult::failed(error), None),
+        };
         if let Some(tier) = core.tiers.get(source.room.tier.index()) {
             tier.counters.read(length);
         }
@@ -381,6 +381,8 @@ pub(crate) async fn promote(task: &JobTask, keys: &Keys, tier: TierId) -> Vec<Bl
         Some(host) if !is_host && host > tier => vec![host, tier],
         _ => vec![tier],
     };
+    let is_between =
+        |result: &BlockResult| matches!(result, BlockResult::NoRoom(NoRoom::LeftHostTier { .. }));
     let mut results = vec![BlockResult::Absent; keys.len()];
     let mut pending: Vec<usize> = (0..keys.len()).collect();
     for _ in 0..MOST_ROUNDS {
@@ -388,15 +390,14 @@ pub(crate) async fn promote(task: &JobTask, keys: &Keys, tier: TierId) -> Vec<Bl
             let hashes: Vec<KeyHash> = pending.iter().map(|&index| keys.hash(index)).collect();
             let loaded = Load::new(task, hop).run(&hashes, &mut |_, pin| drop(pin)).await;
             for (&index, result) in pending.iter().zip(loaded) {
-                set(&mut results, index, result);
+                let is_failed = results.get(index).is_some_and(|before| !before.is_ok());
+                // Then the first hop says why the block was not there for the second one.
+                if !(hop == tier && hops.len() > 1 && is_failed && is_between(&result)) {
+                    set(&mut results, index, result);
+                }
             }
         }
-        let is_between = |index: &usize| {
-            let result = results.get(*index);
-            hops.len() > 1
-                && matches!(result, Some(BlockResult::NoRoom(NoRoom::TierTooSmall { .. })))
-        };
-        pending.retain(is_between);
+        pending.retain(|&index| results.get(index).is_some_and(is_between));
         if pending.is_empty() {
             break;
         }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
@@ -21,6 +21,8 @@ pub(crate) struct Maintenance {
     state: Mutex<Work>,
     changed: Condvar,
     records: AtomicU64,
+    /// That of the state, to read without its lock.
+    is_stopping: AtomicBool,
 }
 
 #[derive(Default)]
@@ -29,7 +31,8 @@ struct Work {
     wants_checkpoint: bool,
     wants_punch: bool,
     export: Option<Export>,
-    is_stopping: bool,
+    /// When the store closes, the time until which it may write a checkpoint.
+    ends: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +109,7 @@ impl Maintenance {
         let reply = Arc::<Reply>::default();
         {
             let mut state = lock(&self.state);
-            if state.is_stopping {
+            if state.ends.is_some() {
                 return Err(Arc::new(StoreError::Closed));
             }
             state.requests.push_back((request, Arc::clone(&reply)));
@@ -139,10 +142,18 @@ impl Maintenance {
         self.changed.notify_one();
     }
 
-    /// Ends the thread when it has answered all requests.
-    pub(crate) fn stop(&self) {
-        lock(&self.state).is_stopping = true;
+    /// Ends the thread when it has answered all requests. A checkpoint that was asked for is written if
+    /// there is time until the deadline.
+    pub(crate) fn stop(&self, deadline: Instant) {
+        lock(&self.state).ends = Some(deadline);
+        self.is_stopping.store(true, Ordering::Release);
         self.changed.notify_one();
+    }
+
+    /// Whether the store closes and has no time left.
+    pub(crate) fn is_overdue(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
+            && lock(&self.state).ends.is_some_and(|ends| ends <= Instant::now())
     }
 
     /// Waits for the next thing to do.
@@ -164,13 +175,14 @@ impl Maintenance {
             if std::mem::take(&mut state.wants_punch) {
                 return Step::Punch;
             }
-            if state.is_stopping {
-                return Step::Stop;
-            }
-            if std::mem::take(&mut state.wants_checkpoint) {
+            let now = Instant::now();
+            let has_time = state.ends.is_none_or(|ends| now < ends);
+            if std::mem::take(&mut state.wants_checkpoint) && has_time {
                 return Step::Checkpoint;
             }
-            let now = Instant::now();
+            if state.ends.is_some() {
+                return Step::Stop;
+            }
             let left = match &mut state.export {
                 Some(export) if export.next <= now => {
                     export.next = now + export.interval;
@@ -183,6 +195,25 @@ impl Maintenance {
                 None => unpoisoned(self.changed.wait(state)),
                 Some(left) => unpoisoned(self.changed.wait_timeout(state, left)).0,
             };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_that_was_asked_for_is_written_before_the_end_if_there_is_time() {
+        for has_time in [true, false] {
+            let maintenance = Maintenance::default();
+            maintenance.request_checkpoint();
+            assert!(!maintenance.is_overdue());
+            let left = Duration::from_secs(if has_time { 3600 } else { 0 });
+            maintenance.stop(Instant::now() + left);
+            assert_eq!(maintenance.is_overdue(), !has_time);
+            assert_eq!(matches!(maintenance.next(), Step::Checkpoint), has_time);
+            assert!(matches!(maintenance.next(), Step::Stop));
         }
     }
 }

@@ -97,8 +97,13 @@ use crate::store::why::Why;
 ///
 /// A block of a prefix is useless without the blocks before it. So list the keys of a job in the order of
 /// their prefix, its head first. The last key of a `put`, `get` or `touch` counts as the first one that
-/// was used, and the blocks of a put enter the eviction policy in that order when all of them are
-/// written. So the tail of a prefix is evicted before its head.
+/// was used. The blocks that one job adds to a tier enter the eviction policy from its last key to its
+/// first one: those of a put or a promotion, and those that a durable put writes down. So the tail of a
+/// prefix is evicted before its head, unless later uses change that.
+///
+/// Later uses follow the policy. [`S3Fifo`](crate::S3Fifo) keeps a block longer that it evicted lately and
+/// that comes again, wherever the block is in its prefix. Blocks have no such order in a slower tier if
+/// the store writes them back by itself, in a `sync` or in a close.
 ///
 /// The order counts within a job only. The blocks of a later put are newer than the prefix that they
 /// continue, until a job names both. A removal, a damage or a lease changes nothing for the other blocks

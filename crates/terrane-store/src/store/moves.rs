@@ -113,8 +113,9 @@ impl<'a> WriteDown<'a> {
                 let group = own.first().map_or(0, |own| own.dirty.pin.room.group);
                 let limit = below.room(group).map_or(1, |room| room.limit());
                 let most = usize::try_from(limit / 2).unwrap_or(1).clamp(1, MOST_AT_ONCE);
-                let rest = own.split_off(own.len().min(most));
-                self.write(from, below, std::mem::replace(&mut own, rest), &mut results).await;
+                // The head of a prefix comes last, so that its tail is evicted first.
+                let part = own.split_off(own.len().saturating_sub(most));
+                self.write(from, below, part, &mut results).await;
             }
             pending = Vec::new();
             for (dirty, claim) in others {

@@ -159,7 +159,7 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
 fn abandon(core: &StoreCore) {
     core.jobs.close();
     core.jobs.end_all();
-    core.maintenance.stop();
+    core.maintenance.stop(Instant::now());
     if let Some(disk) = &core.disk {
         disk.slabs.close(Instant::now());
     }

@@ -47,7 +47,7 @@ impl StoreCore {
         out: &mut [Presence],
     ) {
         // Before the look-ups: a put that begins later is later than this query.
-        let has_claims = self.claims.len() > 0;
+        let (has_claims, begun) = (self.claims.len() > 0, self.claims.begun());
         let mut hashes = [None; MOST];
         for (hash, key) in hashes.iter_mut().zip(keys) {
             *hash = self.hasher.hash_in_group(group, key.as_ref()).ok();
@@ -67,13 +67,15 @@ impl StoreCore {
                 }
             }
         }
-        if !has_claims {
+        // A block that moved meanwhile was perhaps in no tier when the query looked there.
+        let has_moved = || self.tiers.len() > 1 && self.claims.begun() != begun;
+        if !has_claims && !has_moved() {
             return;
         }
         for (out, hash) in out.iter_mut().zip(hashes) {
             let claim = hash.and_then(|hash| Some((hash, self.claims.get(hash)?)));
             *out = match (*out, claim) {
-                // A put may have ended between the two looks.
+                // A put or a move may have ended between the two looks.
                 (Presence::Absent, None) => {
                     hash.map_or(Presence::Absent, |hash| self.ready(group, hash))
                 }
@@ -124,7 +126,10 @@ impl StoreCore {
         if self.owner.is_current() {
             self.presence(group, keys, &mut presence);
             for (key, presence) in keys.iter().zip(&mut presence) {
-                if let Some(leased) = self.lease(group, key.as_ref()) {
+                let lease = || self.lease(group, key.as_ref());
+                // It may have moved to a faster tier between the two looks.
+                let leased = lease().or_else(|| if presence.is_ready() { lease() } else { None });
+                if let Some(leased) = leased {
                     let (tier, length) = (leased.pin.room.tier, leased.pin.block.length);
                     *presence = Presence::Ready { tier, length };
                     slots.push(leased);

@@ -143,13 +143,17 @@ impl StoreCore {
         Ok(cleared?)
     }
 
-    /// Adds every block of the disk tier to a checkpoint.
+    /// Adds every block of the disk tier to a checkpoint. It ends early when a close has no time left.
     pub(crate) fn add_live(&self, writer: &mut CheckpointWriter<'_>) -> Result<(), CatalogError> {
         let Some(tier) = self.tiers.last() else { return Ok(()) };
         let mut result = Ok(());
         for room in &tier.rooms {
             room.index.for_each(|key, block| {
                 if result.is_err() {
+                    return;
+                }
+                if self.maintenance.is_overdue() {
+                    result = Err(CatalogError::CheckpointAbandoned);
                     return;
                 }
                 let name = self.names.get(key);
@@ -164,5 +168,54 @@ impl StoreCore {
             });
         }
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use terrane_core::ByteCount;
+
+    use super::*;
+    use crate::disk::Namespace;
+    use crate::index::StoredBlock;
+    use crate::store::Store;
+    use crate::store::builder::{BlockGroup, DiskTier};
+
+    #[test]
+    fn a_close_without_time_ends_a_checkpoint_and_the_older_files_stay_valid() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = || {
+            let builder = Store::builder()
+                .group(BlockGroup::new("kv", 4096))
+                .disk(DiskTier::new(directory.path(), ByteCount::kib(64)))
+                .namespace(Namespace::new("model", [("model", "llama")]).unwrap());
+            builder.open().unwrap()
+        };
+        let (store, _) = open();
+        let core = store.core();
+        let disk = core.disk.as_ref().unwrap();
+        let key_hash = core.hasher.hash(b"key").unwrap();
+        let (slot, length, checksum) = (0, 4096, 0);
+        core.tiers[0].rooms[0].insert(
+            key_hash,
+            &StoredBlock { slot, length, checksum },
+            false,
+            false,
+        );
+        let length = length.into();
+        let record = PutRecord { key_hash, group: 0, slot, length, checksum, key: b"key" };
+        disk.catalog.append_puts(&[record]).unwrap();
+        core.maintenance.stop(Instant::now());
+        let written = disk.catalog.checkpoint(|writer| core.add_live(writer));
+        assert_eq!(written, Err(CatalogError::CheckpointAbandoned));
+        drop(store);
+        let folder = directory.path().join("model");
+        let names = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.filter_map(|name| name.into_string().ok()).collect();
+        names.retain(|name| name.starts_with("journal") || name.starts_with("checkpoint"));
+        assert_eq!(names, ["journal.1"]);
+        assert_eq!(open().1.found, 1);
     }
 }

@@ -91,6 +91,12 @@ pub enum NoRoom {
         /// The slots that the tier has for the group.
         slots: usize,
     },
+    /// Other jobs took the slot of the block in the host tier, before it was copied from there to the
+    /// device. The block is still on disk.
+    LeftHostTier {
+        /// The slots that the host tier has for the group.
+        slots: usize,
+    },
 }
 
 impl fmt::Display for NoRoom {
@@ -105,6 +111,11 @@ impl fmt::Display for NoRoom {
                 f,
                 "slots asked for at once: {asked}, slots of the tier for the group: {slots}; use smaller \
                  jobs or a larger tier"
+            ),
+            Self::LeftHostTier { slots } => write!(
+                f,
+                "the block left the host tier on its way to the device, slots of the host tier for the \
+                 group: {slots}; try again, or use smaller jobs or a larger host tier"
             ),
         }
     }

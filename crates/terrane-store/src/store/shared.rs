@@ -295,15 +295,14 @@ impl StoreCore {
         }
     }
 
-    /// Reports once that the disk tier takes no more blocks, if it does not.
+    /// Reports once that the disk tier takes no more blocks, if it does not. No lock may be held.
     pub(crate) fn report_health(&self) {
         let Some(disk) = &self.disk else { return };
-        if disk.is_read_only || self.refuses_writes().is_none() {
-            return;
-        }
+        let Some(reason) = self.refuses_writes().filter(|_| !disk.is_read_only) else { return };
         if !self.is_reported_read_only.swap(true, Ordering::Relaxed) {
             let tier = self.tiers.last().map(|tier| tier.id);
             self.publish(StoreEventKind::TierReadOnly, tier, 0, None);
+            tracing::warn!(%reason, "the disk tier is read-only from now on");
         }
     }
 
@@ -332,7 +331,7 @@ impl StoreCore {
         self.write_all_back(deadline);
         self.jobs.end_all();
         self.jobs.cancel_all();
-        self.maintenance.stop();
+        self.maintenance.stop(deadline);
         // A request in the device is waited for: its memory is in use.
         if let Some(disk) = &self.disk {
             let _ = self.jobs.wait(Some(deadline), true);
@@ -366,15 +365,13 @@ impl StoreCore {
 }
 
 impl RoomOwner for StoreCore {
-    fn after_eviction(&self, room: &Room, evicted: &[(KeyHash, u32)]) {
+    fn after_eviction(&self, room: &Room, evicted: &[KeyHash]) {
         let tier = self.tiers.get(room.tier.index());
         if let Some(tier) = tier {
             tier.counters.evicted(terrane_core::convert::to_u64(evicted.len()));
         }
-        let is_disk = tier.is_some_and(Tier::is_disk);
-        let disk = self.disk.as_ref().filter(|disk| is_disk && !disk.is_read_only);
-        for &(key, slot) in evicted {
-            let order = self.order.lock(key);
+        for &key in evicted {
+            let _order = self.order.lock(key);
             let tier = Some(room.tier);
             self.publish(StoreEventKind::Evicted, tier, room.group, Some(key));
             let is_back = room.index.get(key).is_some();
@@ -383,21 +380,13 @@ impl RoomOwner for StoreCore {
                 self.publish(StoreEventKind::Stored, tier, room.group, Some(key));
             }
             self.forget_name_in_order(room.group, key);
-            // No later block takes a slot beyond the limit, so that its record would stay true.
-            let disk = disk.filter(|_| !is_back && room.is_beyond(slot));
-            if let Some(disk) = disk {
-                // After an error the catalog is read-only, and says so.
-                let _ = disk.catalog.append_removes(&[key]);
-            }
-            drop(order);
-            if disk.is_some() {
-                self.recorded();
-            }
         }
     }
 
     fn after_retiring(&self, tier: TierId) {
-        if self.tiers.get(tier.index()).is_some_and(Tier::is_disk) {
+        // A tier that records no removal keeps its bytes: the blocks are back after the next opening.
+        let is_disk = self.tiers.get(tier.index()).is_some_and(Tier::is_disk);
+        if is_disk && self.refuses_writes().is_none() {
             self.maintenance.request_punch();
         }
     }

@@ -12,7 +12,9 @@ use terrane_core::sync::lock;
 use crate::disk::CatalogError;
 use crate::error::StoreError;
 use crate::store::maintenance::Step;
+use crate::store::room::Room;
 use crate::store::shared::StoreCore;
+use crate::store::tier::DiskParts;
 
 /// A journal of fewer bytes is not replaced by a checkpoint.
 const SMALL_JOURNAL: u64 = 8 << 20;
@@ -47,6 +49,7 @@ impl StoreCore {
                 }
                 Step::Stop => return,
             }
+            self.report_health();
         }
     }
 
@@ -82,17 +85,47 @@ impl StoreCore {
 
     /// Frees the disk blocks of slots beyond the limit of the disk tier.
     fn punch_now(&self) {
-        let Some(disk) = &self.disk else { return };
+        let Some(disk) = self.disk.as_ref().filter(|_| self.refuses_writes().is_none()) else {
+            return;
+        };
         // Such a slot stays unused as long as the tier does not grow.
         let turn = lock(&self.resizing);
-        let rooms = self.tiers.last().into_iter().flat_map(|tier| &tier.rooms);
-        let errors: Vec<_> = rooms.filter_map(|room| room.punch(&disk.slabs).err()).collect();
+        let removed = self.disk_rooms().try_for_each(|room| self.remove_retired(room, disk));
+        drop(turn);
+        // A crash must not bring the records back without the bytes.
+        if let Err(error) = removed.and_then(|()| self.sync_now()) {
+            tracing::debug!(%error, "disk blocks of a smaller tier stay reserved");
+            return;
+        }
+        let turn = lock(&self.resizing);
+        let errors: Vec<_> =
+            self.disk_rooms().filter_map(|room| room.punch(&disk.slabs).err()).collect();
         // A subscriber of the trace may resize the store.
         drop(turn);
         for error in errors {
             // Without holes in files, the disk blocks stay reserved.
             tracing::debug!(%error, "disk blocks of a smaller tier stay reserved");
         }
+    }
+
+    fn disk_rooms(&self) -> impl Iterator<Item = &Arc<Room>> {
+        self.tiers.last().into_iter().flat_map(|tier| &tier.rooms)
+    }
+
+    /// Records that the last blocks of the retired slots are gone: eviction writes no record. A block that
+    /// is in another slot has a later record, which is in force.
+    fn remove_retired(&self, room: &Room, disk: &DiskParts) -> Result<(), StoreError> {
+        for slot in room.retired() {
+            let Some(key) = room.index.last_key(slot) else { continue };
+            let order = self.order.lock(key);
+            if room.index.get(key).is_none() {
+                disk.catalog.append_removes(&[key])?;
+            }
+            room.index.forget_last_key(slot);
+            drop(order);
+            self.recorded();
+        }
+        Ok(())
     }
 
     pub(crate) fn export_metrics(&self, path: &Path, interval: Duration) -> Result<(), StoreError> {

@@ -1,5 +1,6 @@
 //! The index against a map, pins against evictions, and its memory.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
@@ -94,7 +95,7 @@ proptest! {
                 Step::Evict(slot) => {
                     let holder = model.iter().find(|(_, block)| block.slot == slot);
                     let holder = holder.map(|(&key, _)| key).filter(|_| !pins.contains(&slot));
-                    prop_assert_eq!(index.evict(slot), holder.map(hash));
+                    prop_assert_eq!(index.evict(slot, || true), holder.map(hash));
                     if let Some(key) = holder {
                         model.remove(&key);
                         free.push(slot);
@@ -141,7 +142,7 @@ fn a_pinned_block_is_never_evicted_while_threads_race() {
         scope.spawn(|| {
             while !stop.load(Ordering::SeqCst) {
                 for slot in 0..4 {
-                    if let Some(key) = index.evict(slot) {
+                    if let Some(key) = index.evict(slot, || true) {
                         assert_eq!(
                             owners[usize::try_from(slot).unwrap()].load(Ordering::SeqCst),
                             0
@@ -168,11 +169,39 @@ fn an_index_of_a_million_blocks_takes_at_most_64_bytes_a_block() {
 }
 
 #[test]
+fn a_block_that_may_not_leave_stays_and_only_blocks_are_asked_about() {
+    let index = TierIndex::new(2);
+    assert_eq!(index.insert(hash(1), &block(0, 1)), None);
+    assert_eq!(index.evict(0, || false), None);
+    assert_eq!(index.get(hash(1)), Some(block(0, 1)));
+    let asked = Cell::new(0);
+    let may_leave = || {
+        asked.set(asked.get() + 1);
+        true
+    };
+    assert_eq!(index.evict(1, may_leave), None);
+    assert_eq!(asked.get(), 0, "the slot is free");
+    assert_eq!(index.evict(0, may_leave), Some(hash(1)));
+    assert_eq!(asked.get(), 1);
+}
+
+#[test]
+fn a_block_that_is_inserted_pinned_is_not_evicted_before_its_unpin() {
+    let index = TierIndex::new(2);
+    assert_eq!(index.insert_pinned(hash(1), &block(0, 1)), None);
+    assert_eq!(index.evict(0, || true), None);
+    assert_eq!(index.insert_pinned(hash(1), &block(1, 2)), Some(Freed::WithLastPin));
+    assert_eq!(index.unpin(0), Some(0));
+    assert_eq!((index.evict(1, || true), index.unpin(1)), (None, None));
+    assert_eq!(index.evict(1, || true), Some(hash(1)));
+}
+
+#[test]
 fn a_slot_beyond_the_tier_is_not_inserted() {
     let index = TierIndex::new(2);
     assert_eq!(index.insert(hash(1), &block(2, 1)), None);
     assert_eq!(index.get(hash(1)), None);
-    assert_eq!(index.evict(9), None);
+    assert_eq!(index.evict(9, || true), None);
     assert_eq!(TierIndex::new(0).len(), 0);
 }
 
@@ -186,12 +215,12 @@ fn a_block_whose_shard_is_full_is_not_inserted_and_its_slot_is_free() {
     assert!(stored > 10_000 / 64, "{stored} blocks");
     for slot in stored..stored + 10 {
         assert_eq!(insert(slot), Some(Freed::Now(slot)));
-        assert_eq!((index.get(key(slot)), index.evict(slot)), (None, None));
+        assert_eq!((index.get(key(slot)), index.evict(slot, || true)), (None, None));
     }
     assert_eq!(index.len(), usize::try_from(stored).unwrap());
     assert!((0..stored).all(|slot| index.get(key(slot)) == Some(block(slot, 1))));
     // It has room again.
-    assert_eq!(index.evict(3), Some(key(3)));
+    assert_eq!(index.evict(3, || true), Some(key(3)));
     assert_eq!(insert(stored), None);
     assert_eq!(index.get(key(stored)), Some(block(stored, 1)));
 }

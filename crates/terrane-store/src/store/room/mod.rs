@@ -84,8 +84,8 @@ pub(crate) enum DirtyBlocks {
 
 /// The store of a room. It is called without a lock.
 pub(crate) trait RoomOwner: Send + Sync {
-    /// The room evicted the blocks of these keys from these slots.
-    fn after_eviction(&self, room: &Room, evicted: &[(KeyHash, u32)]);
+    /// The room evicted the blocks of these keys.
+    fn after_eviction(&self, room: &Room, evicted: &[KeyHash]);
 
     /// Slots beyond the limit of a smaller tier became free.
     fn after_retiring(&self, tier: TierId);
@@ -129,7 +129,7 @@ pub(crate) enum Shortage {
 /// The work that is left for after the room's lock was released.
 #[derive(Default)]
 struct Aftermath {
-    evicted: Vec<(KeyHash, u32)>,
+    evicted: Vec<KeyHash>,
     woken: Vec<Waker>,
     /// The slots that a waiter lacks because blocks are dirty.
     lacks: usize,
@@ -272,11 +272,12 @@ impl Room {
         while state.free.len() < count {
             let (mut key, mut dirty) = (None, 0);
             let mut take = |slot| {
-                if self.mark(slot) == KEPT {
-                    dirty += 1;
-                    return None;
-                }
-                key = self.index.evict(slot);
+                let may_leave = || {
+                    let is_kept = self.mark(slot) == KEPT;
+                    dirty += usize::from(is_kept);
+                    !is_kept
+                };
+                key = self.index.evict(slot, may_leave);
                 key
             };
             let Some(slot) = self.policy.evict(&mut take) else {
@@ -285,7 +286,7 @@ impl Room {
                 }
                 return Err(Shortage::Now);
             };
-            after.evicted.extend(key.map(|key| (key, slot)));
+            after.evicted.extend(key);
             self.put_back(state, slot);
         }
         let rest = state.free.len() - count;
@@ -383,9 +384,14 @@ impl Room {
         pins: bool,
     ) -> Option<PinnedSlot> {
         self.set_mark(&self.uses, block.slot, 0);
+        // Before the block is in the index: an eviction reads the mark of a block that it found there.
         self.set_mark(&self.dirty, block.slot, if is_dirty { self.dirty_mark } else { CLEAN });
-        let replaced = self.index.insert(key, block);
-        let pin = if pins { self.pin(key) } else { None };
+        let replaced = match pins {
+            true => self.index.insert_pinned(key, block),
+            false => self.index.insert(key, block),
+        };
+        let is_stored = replaced != Some(Freed::Now(block.slot));
+        let pin = (pins && is_stored).then(|| PinnedSlot { room: Arc::clone(self), block: *block });
         if is_dirty && self.dirty_mark == KEPT {
             self.push_dirty(&mut lock(&self.state), (block.slot, key));
         }

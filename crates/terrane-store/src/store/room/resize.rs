@@ -45,13 +45,21 @@ impl Room {
     /// Evicts the block of a slot beyond the limit, unless it is in use or dirty. No lock may be held.
     pub(crate) fn evict_beyond(&self, slot: u32) {
         fence(Ordering::SeqCst);
-        if slot < self.limit.load(Ordering::SeqCst) || self.mark(slot) == KEPT {
+        if slot < self.limit.load(Ordering::SeqCst) {
             return;
         }
-        if let Some(key) = self.index.evict(slot) {
+        if let Some(key) = self.index.evict(slot, || self.mark(slot) != KEPT) {
             self.policy.remove(slot);
             self.put_back(&mut lock(&self.state), slot);
-            self.settle(Aftermath { evicted: vec![(key, slot)], ..Aftermath::default() });
+            self.settle(Aftermath { evicted: vec![key], ..Aftermath::default() });
+        }
+    }
+
+    /// Has the block of a slot beyond the limit written to a slower tier, if it is dirty. No lock may be
+    /// held.
+    pub(crate) fn write_beyond(&self, slot: u32) {
+        if self.is_beyond(slot) && self.mark(slot) == KEPT {
+            self.settle(Aftermath { lacks: 1, ..Aftermath::default() });
         }
     }
 
@@ -83,9 +91,15 @@ impl Room {
         state.dirty.front().is_some_and(|(slot, _)| *slot >= state.limit)
     }
 
-    /// Frees the disk blocks of the slots beyond the limit that no block or job has.
+    /// The slots beyond the limit that no block or job has. They stay so until the tier grows.
+    pub(crate) fn retired(&self) -> Vec<u32> {
+        lock(&self.state).retired.iter().copied().collect()
+    }
+
+    /// Frees the disk blocks of the slots beyond the limit that no block, job or record has.
     pub(crate) fn punch(&self, slabs: &Slabs) -> Result<(), StoreError> {
-        let retired: Vec<u32> = lock(&self.state).retired.iter().copied().collect();
+        let mut retired = self.retired();
+        retired.retain(|&slot| self.index.last_key(slot).is_none());
         for run in retired.chunk_by(|before, after| before + 1 == *after) {
             if let (Some(&first), Some(&last)) = (run.first(), run.last()) {
                 slabs.punch(self.group, first..last + 1)?;

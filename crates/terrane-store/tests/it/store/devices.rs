@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use terrane_core::{ByteCount, Location};
 use terrane_layout::LayoutBuilder;
 use terrane_store::{
-    BlockGroup, BlockResult, Blocks, JobOptions, MemoryTier, Presence, Store, StoreError, TierId,
-    Why, WritePolicy,
+    BlockGroup, BlockResult, Blocks, JobOptions, MemoryTier, NoRoom, Presence, Store, StoreError,
+    TierId, Why, WritePolicy,
 };
 use terrane_testkit::device;
 use terrane_testkit::engine::{Fault, SimulatedEngine, SimulatedEngineOptions};
@@ -215,6 +215,27 @@ fn a_get_of_more_blocks_of_a_device_tier_than_the_host_tier_has_does_not_wait_fo
         let is_timed_out = |result: &BlockResult| matches!(result, BlockResult::TimedOut);
         assert!(!results.iter().any(is_timed_out), "{results:?}");
     }
+    assert_at_rest(&store);
+}
+
+#[test]
+fn a_promotion_through_a_small_host_tier_says_which_blocks_left_it_on_their_way() {
+    let directory = tempfile::tempdir().unwrap();
+    let machine = Machine::new();
+    let tiers = vec![MemoryTier::new("device", [on_device(2, 1)]), machine.host(3)];
+    let store = machine.open(directory.path(), WritePolicy::Through, tiers);
+    for first in (0..21).step_by(3) {
+        assert!(all_done(&machine.put(&store, first..first + 3)));
+    }
+    // Each round carries as many blocks as the host tier has slots.
+    let promoted = store.promote(&keys(0..20), TierId::new(0), JobOptions::new()).unwrap();
+    let results = promoted.wait().results;
+    let has_left = |result: &&BlockResult| {
+        matches!(result, BlockResult::NoRoom(NoRoom::LeftHostTier { slots: 3, .. }))
+    };
+    let left = results.iter().filter(has_left).count();
+    let done = results.iter().filter(|result| result.is_ok()).count();
+    assert!(left > 0 && left + done == 20, "{results:?}");
     assert_at_rest(&store);
 }
 

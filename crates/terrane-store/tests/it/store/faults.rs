@@ -5,6 +5,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -12,13 +14,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use terrane_core::{ByteCount, Requirement};
 use terrane_store::disk::CatalogError;
 use terrane_store::{
-    BlockResult, CompletionQueue, JobOptions, KeyName, Presence, StoreError, StoreEventKind,
+    BlockResult, CompletionQueue, JobOptions, KeyName, Presence, Store, StoreError, StoreEventKind,
     TierId, Why, WritePolicy, tools,
 };
 use terrane_testkit::mounted::tmpfs;
 use terrane_testkit::needs::or_skipped;
 use terrane_testkit::process::in_child;
 use terrane_testkit::random::Seeded;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::harness::{
     assert_at_rest, builder, disk, found, get, key, keys, open, put, put_ok, soon, submit_put,
@@ -138,7 +142,7 @@ fn kills() -> u64 {
     std::env::var("TERRANE_STORE_STORE_KILLS").map_or(20, |count| count.parse().unwrap())
 }
 
-fn child_store(directory: &Path, seed: u64) -> terrane_store::Store {
+fn child_store(directory: &Path, seed: u64) -> Store {
     let policy = if seed.is_multiple_of(2) { WritePolicy::Through } else { WritePolicy::Back };
     let builder = builder(directory, 8192, 40).host(ByteCount::kib(64));
     builder.write_policy(policy).open().unwrap().0
@@ -343,5 +347,61 @@ fn a_journal_without_space_costs_no_block() {
         let kept = keys(failed.saturating_sub(7)..failed);
         assert_eq!(found(&store, &kept, BLOCK), vec![true; kept.len()]);
         assert_at_rest(&store);
+    });
+}
+
+/// Uses the store in each of its warnings.
+struct UsesStore;
+
+/// The store, and the warnings while it was there.
+static WARNED: (OnceLock<Store>, AtomicUsize) = (OnceLock::new(), AtomicUsize::new(0));
+
+impl Subscriber for UsesStore {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        if let Some(store) = WARNED.0.get() {
+            assert!(store.snapshot().tiers[0].read_only.is_some());
+            store.resize(TierId::new(0), ByteCount::new(8 * 8192)).unwrap();
+            assert!(!put(store, &keys(500..501), BLOCK).is_ok());
+            WARNED.1.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn a_subscriber_may_use_the_store_when_its_disk_tier_becomes_read_only() {
+    const TEST: &str =
+        "store::faults::a_subscriber_may_use_the_store_when_its_disk_tier_becomes_read_only";
+    in_child(TEST, || {
+        let directory = tempfile::tempdir().unwrap();
+        let store = open(directory.path(), 8192, 8);
+        // The longest file has room for the slots, and not for the records of many long keys.
+        let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
+        // SAFETY: the call takes numbers.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        // SAFETY: the limit outlives the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+        tracing::subscriber::set_global_default(UsesStore).unwrap();
+        assert!(WARNED.0.set(store.clone()).is_ok());
+        let long = |number: usize| [vec![7; 60_000], key(number)].concat();
+        let failed = (0..100).find(|&number| !put(&store, &[long(number)], BLOCK).is_ok());
+        assert!(failed.is_some_and(|failed| failed > 1), "{failed:?}");
+        assert_at_rest(&store);
+        assert_eq!(WARNED.1.load(Ordering::SeqCst), 1);
     });
 }

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use terrane_core::ByteCount;
-use terrane_store::{BlockGroup, EvictionKind, Store};
+use terrane_store::{BlockGroup, EvictionKind, JobOptions, Presence, Store, TierId, WritePolicy};
 use terrane_testkit::random::Seeded;
 
-use super::harness::{assert_at_rest, builder, found, keys, put_ok};
+use super::harness::{assert_at_rest, builder, found, keys, put_ok, submit_put};
 
 const BLOCK: usize = 64;
 
@@ -58,6 +58,37 @@ fn a_use_of_a_prefix_keeps_its_head_longest() {
         assert_eq!(store.prefix(0, &keys(0..4)), 4);
     }
     assert_at_rest(&store);
+}
+
+#[test]
+fn a_job_in_several_parts_keeps_the_head_of_its_prefix_longest() {
+    for eviction in POLICIES {
+        let directory = tempfile::tempdir().unwrap();
+        // A part has as many blocks as half of the tier that they come to.
+        let on_disk = || builder(directory.path(), 64, 8).eviction(eviction);
+        let with_host = |slots| on_disk().host(ByteCount::new(STRIDE * slots));
+        let (store, _) = with_host(16).write_policy(WritePolicy::Back).open().unwrap();
+        for written in [keys(0..8), keys(100..101)] {
+            let durable = JobOptions::new().durable(true);
+            assert!(submit_put(&store, &written, BLOCK, durable).wait().is_ok());
+        }
+        drop(store);
+        assert_eq!(on_disk().open().unwrap().0.prefix(0, &keys(0..8)), 7, "{eviction:?}");
+
+        let (store, _) = with_host(6).open().unwrap();
+        let promote = |keys: &[Vec<u8>]| {
+            let promoted = store.promote(keys, TierId::new(0), JobOptions::new()).unwrap().wait();
+            assert!(promoted.is_ok(), "{promoted:?}");
+        };
+        promote(&keys(0..6));
+        promote(&keys(100..101));
+        let mut presence = [Presence::Absent; 6];
+        store.presence(0, &keys(0..6), &mut presence);
+        let is_in_memory = |found: &Presence| matches!(found, Presence::Ready { tier, .. } if *tier == TierId::new(0));
+        let in_memory = presence.iter().take_while(|found| is_in_memory(found)).count();
+        assert_eq!(in_memory, 5, "{eviction:?} {presence:?}");
+        assert_at_rest(&store);
+    }
 }
 
 #[test]

@@ -8,10 +8,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
-use terrane_store::{EvictionKind, JobOptions, Store, TierId, WritePolicy};
+use terrane_store::{Blocks, EvictionKind, JobOptions, Store, TierId, WritePolicy};
 use terrane_testkit::random::Seeded;
+use terrane_transfer::Endpoint;
 
-use super::harness::{assert_at_rest, builder, found, key, keys, put_ok, soon, submit_put};
+use super::harness::{assert_at_rest, builder, disk, found, key, keys, put_ok, soon, submit_put};
+use super::memory_tiers::engine_layout;
 
 const BLOCK: usize = 8192;
 const SLOTS: u64 = 64;
@@ -155,6 +157,52 @@ fn blocks_that_a_smaller_disk_tier_evicted_are_absent_at_the_old_size() {
     // The tier has its old size again.
     put_ok(&store, &keys(100..112), BLOCK);
     assert_eq!(found(&store, &keys(0..16), BLOCK), before);
+}
+
+#[test]
+fn a_read_only_disk_tier_that_shrinks_keeps_the_bytes_of_its_blocks() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let (store, _) = builder(path, 8192, 16).open().unwrap();
+    let durable = JobOptions::new().durable(true);
+    assert!(submit_put(&store, &keys(0..16), BLOCK, durable).wait().is_ok());
+    drop(store);
+    let read_only = disk(path, 16 * 8192).read_only(true);
+    let (store, _) = builder(path, 8192, 16).disk(read_only).open().unwrap();
+    store.resize(TierId::new(0), slots(4)).unwrap();
+    assert_eq!(store.snapshot().tiers[0].groups[0].blocks, 4);
+    // The close does what the resize left for later.
+    drop(store);
+    let (store, recovery) = builder(path, 8192, 16).open().unwrap();
+    assert_eq!(recovery.found, 16);
+    assert_eq!(found(&store, &keys(0..16), BLOCK), [true; 16]);
+}
+
+#[test]
+fn blocks_whose_slots_were_free_when_the_disk_tier_shrank_are_absent_at_the_old_size() {
+    const BLOCK: usize = 32_768;
+    let directory = tempfile::tempdir().unwrap();
+    let builder = || builder(directory.path(), 32_768, 16).eviction(EvictionKind::Lru);
+    let (store, _) = builder().open().unwrap();
+    put_ok(&store, &keys(0..16), BLOCK);
+    store.touch(0, &keys(4..16));
+    // It evicts the blocks of four keys, writes nothing, and leaves their slots free.
+    let engine = Endpoint::new(engine_layout(4)).unwrap();
+    let written = engine.hold_for_write(&[0, 1, 2, 3]).unwrap();
+    let source = Blocks::new(&engine, &[0, 1, 2, 3]);
+    let outcome = store.put(&keys(100..104), source, JobOptions::new(), ()).unwrap().wait();
+    assert!(outcome.results.iter().all(|result| !result.is_ok()), "{outcome:?}");
+    drop(written);
+    assert_eq!(store.snapshot().tiers[0].groups[0].free, 4);
+    store.resize(TierId::new(0), ByteCount::new(4 * 32_768)).unwrap();
+    let before = found(&store, &keys(0..16), BLOCK);
+    assert_eq!(before.iter().filter(|&&found| found).count(), 4);
+    drop(store);
+
+    let (store, recovery) = builder().open().unwrap();
+    assert_eq!((recovery.found, recovery.damaged), (4, 0));
+    assert_eq!(found(&store, &keys(0..16), BLOCK), before);
+    assert_eq!(store.snapshot().misses.corrupt, 0);
 }
 
 /// Waits until a store of one tier has no block beyond this number of slots.
