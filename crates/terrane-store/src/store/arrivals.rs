@@ -16,13 +16,17 @@ pub(crate) type Arrived = (usize, Result<SlabDone, SlabFailure>);
 /// Collects results until the task takes them.
 pub(crate) struct Arrivals {
     state: Mutex<ArrivalsState>,
-    /// The owner of the memory and the slots of the requests. The requests keep it through their sink,
-    /// even if the task is dropped by a panic.
-    _keeps: Arc<dyn Any + Send + Sync>,
 }
 
-#[derive(Default)]
 struct ArrivalsState {
+    /// The number of requests that have not ended.
+    left: usize,
+    /// The owner of the memory and the slots of the requests. The requests keep it through their sink,
+    /// even if the task is dropped by a panic.
+    ///
+    /// It drops before the task gets the last result. So the I/O thread never frees memory of a caller
+    /// after the end of the job, as it would wait for the GIL if the memory is Python's.
+    keeps: Option<Arc<dyn Any + Send + Sync>>,
     arrived: Vec<Arrived>,
     task: Option<Waker>,
 }
@@ -47,8 +51,11 @@ impl SharedHold {
 }
 
 impl Arrivals {
-    pub(crate) fn new(keeps: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { state: Mutex::default(), _keeps: keeps }
+    /// For so many requests, whose memory and slots `keeps` owns.
+    pub(crate) fn new(requests: usize, keeps: Arc<dyn Any + Send + Sync>) -> Self {
+        let (arrived, task) = (Vec::new(), None);
+        let state = ArrivalsState { left: requests, keeps: Some(keeps), arrived, task };
+        Self { state: Mutex::new(state) }
     }
 
     /// Waits for one result or more.
@@ -72,6 +79,12 @@ impl Arrivals {
 
 impl SlabSink for Arrivals {
     fn block_ended(&self, index: usize, result: Result<SlabDone, SlabFailure>) {
+        let unused = {
+            let mut state = lock(&self.state);
+            state.left = state.left.saturating_sub(1);
+            if state.left == 0 { state.keeps.take() } else { None }
+        };
+        drop(unused);
         let task = {
             let mut state = lock(&self.state);
             state.arrived.push((index, result));
@@ -80,5 +93,21 @@ impl SlabSink for Arrivals {
         if let Some(task) = task {
             task.wake();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_requests_is_dropped_before_the_last_result_arrives() {
+        let keeps = Arc::new(());
+        let arrivals = Arrivals::new(2, Arc::clone(&keeps) as Arc<dyn Any + Send + Sync>);
+        let arrived = || lock(&arrivals.state).arrived.len();
+        arrivals.block_ended(0, Err(SlabFailure::Cancelled));
+        assert_eq!((arrived(), Arc::strong_count(&keeps)), (1, 2));
+        arrivals.block_ended(1, Err(SlabFailure::Cancelled));
+        assert_eq!((arrived(), Arc::strong_count(&keeps)), (2, 1));
     }
 }

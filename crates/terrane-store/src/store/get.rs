@@ -393,7 +393,7 @@ impl Get<'_> {
         let (destination, guard) = (Arc::clone(self.destination), Arc::clone(&task.guard));
         // They drop in this order: the guard last.
         let keeps = (hold.clone(), Arc::clone(&pins), destination, guard);
-        let arrivals = Arc::new(Arrivals::new(Arc::new(keeps)));
+        let arrivals = Arc::new(Arrivals::new(indices.len(), Arc::new(keeps)));
         let request = |(at, (&index, pin)): (usize, (&usize, &PinnedSlot))| SlabRequest {
             job: task.control.id(),
             index: at,

@@ -226,7 +226,7 @@ impl<'a> Load<'a> {
         let pins: Vec<Arc<PinnedSlot>> =
             moving.iter().map(|moving| Arc::clone(&moving.source)).collect();
         let keeps = (holds, pins, taken.share(), memory.endpoint.clone());
-        let arrivals = Arc::new(Arrivals::new(Arc::new(keeps)));
+        let arrivals = Arc::new(Arrivals::new(moving.len(), Arc::new(keeps)));
         let (Some(disk), Ok(info)) = (&core.disk, core.group(task.group)) else { return arrivals };
         let request = |(number, moving): (usize, &Moving)| {
             let block = moving.source.block;

@@ -168,7 +168,7 @@ impl<'a> WriteDown<'a> {
         };
         let pins: Vec<Arc<PinnedSlot>> = own.iter().map(|own| Arc::clone(&own.dirty.pin)).collect();
         let keeps = Arc::new((pins, taken.share(), memory.endpoint.clone()));
-        let arrivals = Arc::new(Arrivals::new(keeps));
+        let arrivals = Arc::new(Arrivals::new(own.len(), keeps));
         let request = |(at, own): (usize, &OwnBlock)| SlabRequest {
             job: task.control.id(),
             index: at,

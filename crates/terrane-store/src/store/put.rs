@@ -185,7 +185,7 @@ impl Put<'_> {
         let (source, guard) = (Arc::clone(&self.source), Arc::clone(&task.guard));
         // They drop in this order: the guard last.
         let keeps = (hold.clone(), taken.share(), source, guard);
-        let arrivals = Arc::new(Arrivals::new(Arc::new(keeps)));
+        let arrivals = Arc::new(Arrivals::new(own.len(), Arc::new(keeps)));
         let request = |(at, own): (usize, &OwnKey)| SlabRequest {
             job: task.control.id(),
             index: at,

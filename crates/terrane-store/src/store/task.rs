@@ -256,7 +256,8 @@ mod tests {
         task.guard.set(SetsOnDrop(Arc::clone(&has_dropped)));
         let slots = core.tiers[0].room(0).unwrap().try_take(3).unwrap();
         let in_use = || store.snapshot().tiers[0].groups[0].in_use;
-        let arrivals = Arc::new(Arrivals::new(Arc::new((slots.share(), Arc::clone(&task.guard)))));
+        let keeps = Arc::new((slots.share(), Arc::clone(&task.guard)));
+        let arrivals = Arc::new(Arrivals::new(1, keeps));
         core.executor.spawn(async move {
             let _task = (task, end, slots);
             panic!("the task of a test");
