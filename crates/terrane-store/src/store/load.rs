@@ -340,7 +340,7 @@ impl<'a> Load<'a> {
         let mut places = [Place::pinned(self.to, taken, own.at)];
         let committed = core.commit(&block, &mut places).await;
         let [place] = places;
-        // Without a pin it is not in the tier, and nobody is told that it is ready.
+        // Without a pin it is not in the tier, and no job learns that it is ready.
         let (result, pin) = match (committed, place.pin) {
             (Ok(Committed::Stored), Some(pin)) => (BlockResult::Done { bytes: length }, Some(pin)),
             (Ok(_), _) => (BlockResult::Absent, None),
