@@ -1,10 +1,9 @@
 //! The tests that need a device, over the simulated driver.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process;
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
@@ -98,12 +97,28 @@ pub fn build(workspace: &Workspace) -> Result<PathBuf> {
     Tool::cargo(workspace).args(["build", "--quiet", "--package", DRIVER]).run()?;
     let folder = workspace.target().join("simulated-cuda");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let built = workspace.target().join("debug/libterrane_simulated_cuda.so");
+    place(&workspace.target().join("debug/libterrane_simulated_cuda.so"), &folder)?;
+    Ok(folder)
+}
+
+/// Copies the driver to `folder`, unless the same bytes are there.
+///
+/// A running test keeps the file that it has loaded under one name. If that file were replaced, a
+/// library that opens the driver by its other name would get a second driver, which knows none of
+/// the first one's contexts.
+fn place(built: &Path, folder: &Path) -> Result<()> {
+    // Two steps of the gate may do this at the same time.
+    let lock = folder.join("lock");
+    let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
+    lock.lock().with_context(|| format!("cannot lock {}", folder.display()))?;
+    let bytes = fs::read(built).with_context(|| format!("cannot read {}", built.display()))?;
     let library = folder.join("libcuda.so.1");
-    // An atomic rename, because a running test keeps the library that it has loaded, and two steps
-    // of the gate may do this at once.
-    let fresh = folder.join(format!("libcuda.so.1.{}", process::id()));
-    fs::copy(&built, &fresh).with_context(|| format!("cannot copy {}", built.display()))?;
+    if fs::read(&library).is_ok_and(|there| there == bytes) {
+        return Ok(());
+    }
+    // An atomic rename, because a running test may have mapped the file.
+    let fresh = folder.join("libcuda.so.1.new");
+    fs::write(&fresh, &bytes).with_context(|| format!("cannot write {}", fresh.display()))?;
     fs::rename(&fresh, &library).with_context(|| format!("cannot put {}", library.display()))?;
     // Other libraries first try the name without the number.
     let short = folder.join("libcuda.so");
@@ -111,7 +126,7 @@ pub fn build(workspace: &Workspace) -> Result<PathBuf> {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
             Err(error).with_context(|| format!("cannot link {}", short.display()))
         }
-        _ => Ok(folder),
+        _ => Ok(()),
     }
 }
 
@@ -143,7 +158,28 @@ fn seed() -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
+
+    #[test]
+    fn a_driver_is_replaced_only_by_another() {
+        let folder = std::env::temp_dir().join(format!("terrane-place-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (built, library) = (folder.join("built.so"), folder.join("libcuda.so.1"));
+        let place_bytes = |bytes: &[u8]| {
+            fs::write(&built, bytes).unwrap();
+            place(&built, &folder).unwrap();
+            assert_eq!(fs::read(folder.join("libcuda.so")).unwrap(), bytes);
+            fs::metadata(&library).unwrap().ino()
+        };
+        let first = place_bytes(b"first");
+        // The file is open, so its number is not used again.
+        let _open = File::open(&library).unwrap();
+        assert_eq!(place_bytes(b"first"), first, "a running test may have loaded it");
+        assert_ne!(place_bytes(b"second"), first);
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn crates_above_the_driver_can_use_it() {
