@@ -29,7 +29,7 @@
 //! - **Memory.** A limit for each device; pools with a release threshold, whose memory is allocated
 //!   and freed in stream order; registrations, which do not overlap, and which no copy crosses;
 //!   copies with pageable memory, which end before the call returns.
-//! - **Kernels.** PTX is interpreted, thread by thread: integers, branches, vectors, shared memory,
+//! - **Kernels.** PTX is interpreted, warp by warp: integers, branches, vectors, shared memory,
 //!   barriers. Unsupported instructions are refused by name when the module is loaded.
 //! - **Errors.** Sticky errors last until the context is destroyed. Handles are not reused, so a
 //!   stale handle is refused. Tests make calls fail, lose contexts and hold streams back with the

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use super::Kernel;
-use super::execute::{Machine, Stop, Thread};
-use crate::arena::to_usize;
+use super::arithmetic::LANES;
+use super::warp::{Machine, Stop, Warp};
+use crate::arena::{to_usize, wide};
 use crate::code::{Code, Outcome, Progress};
 use crate::random::Random;
 use crate::space::{Reach, Space};
 
 /// The maximum number of bytes of a block's shared memory.
 const MOST_SHARED: u64 = 227 << 10;
-const WARP: u64 = 32;
 
 /// A kernel with its arguments, and its progress.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl Launch {
             return Err(Code::LAUNCH_OUT_OF_RESOURCES);
         }
         let shared = kernel.shared + to_usize(u64::from(shared));
-        if crate::arena::wide(shared) > MOST_SHARED {
+        if wide(shared) > MOST_SHARED {
             return Err(Code::INVALID_VALUE);
         }
         let mut parameters = Vec::new();
@@ -63,7 +63,8 @@ impl Launch {
             parameters.resize(offset, 0);
             parameters.extend(argument);
         }
-        let units = if kernel.has_barriers { blocks } else { blocks * threads.div_ceil(WARP) };
+        let units =
+            if kernel.has_barriers { blocks } else { blocks * threads.div_ceil(wide(LANES)) };
         Ok(Self { kernel, parameters, grid, block, shared, units, done: 0, order: None })
     }
 
@@ -111,23 +112,20 @@ impl Launch {
         let (block, threads) = if self.kernel.has_barriers {
             (unit, 0..threads)
         } else {
-            let warps = threads.div_ceil(WARP);
-            let first = unit % warps * WARP;
-            (unit / warps, first..(first + WARP).min(threads))
+            let warps = threads.div_ceil(wide(LANES));
+            let first = unit % warps * wide(LANES);
+            (unit / warps, first..(first + wide(LANES)).min(threads))
         };
         let block = place(block, self.grid);
         let mut shared = vec![0; self.shared];
-        let mut running: Vec<Thread> = threads
-            .map(|thread| {
-                let lane = u32::try_from(thread % WARP).unwrap_or(0);
-                Thread::new(&self.kernel, place(thread, self.block), block, lane)
-            })
-            .collect();
+        let threads: Vec<[u32; 3]> = threads.map(|thread| place(thread, self.block)).collect();
+        let warps = threads.chunks(LANES).map(|threads| Warp::new(&self.kernel, threads, block));
+        let mut running: Vec<Warp> = warps.collect();
         while !running.is_empty() {
             let mut waiting = Vec::new();
-            for mut thread in running {
-                if thread.run(machine, &mut shared)? == Stop::Barrier {
-                    waiting.push(thread);
+            for mut warp in running {
+                if warp.run(machine, &mut shared)? == Stop::Barrier {
+                    waiting.push(warp);
                 }
             }
             // All threads that have not ended have reached the barrier.

@@ -1,4 +1,4 @@
-//! Kernels as PTX texts, interpreted thread by thread.
+//! Kernels as PTX texts, interpreted warp by warp.
 //!
 //! The subset is the output of a compiler for kernels that move integers: arithmetic and logic of 8
 //! to 64 bits, comparisons, branches, loads and stores of vectors, shared and local memory,
@@ -6,11 +6,13 @@
 //! and calls are refused when the module is loaded, by the name of the instruction. Every access is
 //! checked against the allocations and against its alignment.
 
-mod execute;
+mod accesses;
+mod arithmetic;
 mod instruction;
 mod launch;
 mod operands;
 mod parse;
+mod warp;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -90,6 +90,39 @@ $L__end:
 $L__done:
     ret;
 }
+// A third of the threads end at once. The others loop as often as their number says, by two ways
+// through the loop, and meet at a barrier.
+.visible .entry diverge(.param .u64 sums)
+{
+    ld.param.u64 %rd1, [sums];
+    mov.u32 %r1, %tid.x;
+    rem.u32 %r2, %r1, 3;
+    setp.eq.u32 %p1, %r2, 0;
+    @%p1 exit;
+    mov.u32 %r3, 0;
+    mov.u32 %r4, 0;
+    and.b32 %r5, %r1, 1;
+    setp.eq.u32 %p2, %r5, 1;
+$L__again:
+    @%p2 bra $L__odd;
+    add.u32 %r3, %r3, 2;
+    bra $L__next;
+$L__odd:
+    add.u32 %r3, %r3, 1;
+$L__next:
+    add.u32 %r3, %r3, %r1;
+    add.u32 %r4, %r4, 1;
+    setp.lt.u32 %p3, %r4, %r1;
+    @%p3 bra $L__again;
+    bar.sync 0;
+    mov.u32 %r6, %ntid.x;
+    mov.u32 %r7, %ctaid.x;
+    mad.lo.u32 %r8, %r6, %r7, %r1;
+    mul.wide.u32 %rd2, %r8, 4;
+    add.s64 %rd3, %rd1, %rd2;
+    st.global.u32 [%rd3], %r3;
+    ret;
+}
 ";
 
 fn load(text: &std::ffi::CStr) -> Result<u64, u32> {
@@ -177,6 +210,27 @@ fn atomic_operations_combine_the_numbers_of_all_threads() {
     let memory = allocate(64);
     ok(launch(combine, 1, 1, stream, &[&(memory + 4).to_le_bytes()]));
     assert_eq!(synchronize(stream), 716, "misaligned");
+}
+
+#[test]
+fn threads_of_a_warp_may_take_different_branches() {
+    for config in configs() {
+        let _cuda = Cuda::new(config);
+        let diverge = function(load(ADD).unwrap(), c"diverge").unwrap();
+        let (blocks, threads) = (3, 75_u32);
+        let sums = allocate(4 * 3 * 75);
+        write(sums, &[0; 4 * 3 * 75]);
+        let stream = stream(NON_BLOCKING);
+        ok(launch(diverge, blocks, threads, stream, &[&sums.to_le_bytes()]));
+        ok(synchronize(stream));
+        let of_block = |thread: u32| match (thread % 3, thread % 2) {
+            (0, _) => 0,
+            (_, odd) => thread * (thread + 2 - odd),
+        };
+        let all = (0..blocks).flat_map(|_| (0..threads).map(of_block));
+        let expected: Vec<u8> = all.flat_map(u32::to_le_bytes).collect();
+        assert_eq!(read(sums, expected.len()), expected);
+    }
 }
 
 #[test]
