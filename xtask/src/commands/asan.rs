@@ -15,8 +15,7 @@ use crate::workspace::Workspace;
 const PROPTEST_CASES: &str = "32";
 
 /// The sizes of the store's long tests, unless the variables are set, for the same reason.
-const STORE_SIZES: [(&str, &str); 6] = [
-    ("TERRANE_STORE_CRASH_STATES", "1"),
+const STORE_SIZES: [(&str, &str); 5] = [
     ("TERRANE_STORE_KILLS", "10"),
     ("TERRANE_STORE_STORE_KILLS", "4"),
     ("TERRANE_STORE_JOBS", "400"),
@@ -36,6 +35,10 @@ const ON_DEVICE: [&str; 7] = [
     "ordered::",
     "staging::",
 ];
+
+/// Tests without unsafe code: those of the compiler's errors, and the longest ones of the store's
+/// catalog. `test` runs them.
+const SAFE: [&str; 2] = ["compile_fail", "disk::crash::"];
 
 /// The simulated devices, with a random order of work from a fixed seed.
 const DEVICES: &str = "devices=2,memory=8GiB,policy=random,seed=1";
@@ -73,7 +76,9 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
             .args(["test", "--all-features", "--no-fail-fast", "--target", &host])
             .args(packages.iter().flat_map(|package| ["--package", package.name.as_str()])))
     };
-    let all = test()?.args(["--lib", "--tests", "--", "--show-output", "--skip", "compile_fail"]);
+    let all = test()?
+        .args(["--lib", "--tests", "--", "--show-output"])
+        .args(SAFE.iter().flat_map(|tests| ["--skip", tests]));
     run_counted(workspace, all, "asan", tally)?;
     let on_device = simulated::over_driver(workspace, test()?, DEVICES)?
         .args(["--test", "gpu", "--", "--show-output", "--test-threads=1"])

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Error, Result};
 
 use crate::command::Tool;
-use crate::commands::{doc, features, interop, lint, nixl, package, python, test};
+use crate::commands::{
+    doc, features, interop, lint, nixl, offload, package, python, remote, soak, test,
+};
 use crate::tally::Tally;
 use crate::tidy;
 use crate::workspace::Workspace;
@@ -58,16 +60,15 @@ const STEPS: [Step; 18] = [
     then("interop", |workspace, tally| {
         interop::run(workspace, &interop::Arguments::default(), tally)
     }),
+    then("offload", |workspace, _| offload::run(workspace)),
+    then("remote", |workspace, tally| remote::run(workspace, tally)),
+    then("soak", |workspace, _| soak::run(workspace, &soak::Arguments::SHORT)),
     then("python", |workspace, tally| python::run(workspace, &python::Arguments::default(), tally)),
     then("doc", |workspace, _| doc::run(workspace, &doc::Arguments::default())),
     then("package", |workspace, _| package::run(workspace)),
     concurrent("deny", "deny"),
     concurrent("compose", "compose"),
     concurrent("loom", "loom"),
-    concurrent("offload", "offload"),
-    concurrent("remote", "remote"),
-    // Long enough for every policy and every stack to run at least once.
-    concurrent("soak", "soak --seconds 5"),
     concurrent("asan", "asan"),
     concurrent("miri", "miri"),
 ];

@@ -1,5 +1,5 @@
-//! `offload`: runs the offload example in release mode and checks every line of its output. Also
-//! runs the examples that new users copy.
+//! `offload`: runs the offload example and checks every line of its output. Also runs the examples
+//! that new users copy.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;

@@ -1,5 +1,4 @@
-//! `remote`: runs the examples with two processes in release mode, and checks each line of their
-//! output.
+//! `remote`: runs the examples with two processes, and checks each line of their output.
 
 use anyhow::{Result, bail};
 

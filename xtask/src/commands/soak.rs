@@ -21,7 +21,12 @@ pub struct Arguments {
     threads: u64,
 }
 
-/// Runs the example in release mode; it fails at the first lost byte.
+impl Arguments {
+    /// The options of the gate: long enough for every policy and every stack to run at least once.
+    pub const SHORT: Self = Self { seconds: 5, seed: 1, threads: 4 };
+}
+
+/// Runs the example; it fails at the first lost byte.
 pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     let Arguments { seconds, seed, threads } = arguments;
     example(workspace, EXAMPLE)?
