@@ -61,7 +61,7 @@ const STEPS: [Step; 18] = [
         interop::run(workspace, &interop::Arguments::default(), tally)
     }),
     then("offload", |workspace, _| offload::run(workspace)),
-    then("remote", |workspace, tally| remote::run(workspace, tally)),
+    then("remote", remote::run),
     then("soak", |workspace, _| soak::run(workspace, &soak::Arguments::SHORT)),
     then("python", |workspace, tally| python::run(workspace, &python::Arguments::default(), tally)),
     then("doc", |workspace, _| doc::run(workspace, &doc::Arguments::default())),
