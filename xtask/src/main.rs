@@ -69,7 +69,7 @@ enum Task {
     Tidy,
     /// Formats the workspace, or with --check only lists the files that are not formatted
     Fmt(commands::lint::FmtArguments),
-    /// Lints all targets with clippy, with default and with all features, and the Python files with ruff
+    /// Lints all targets with clippy and all features, and the Python files with ruff
     Lint,
     /// Lints each library crate alone: without features, with the default ones, with each, with all
     Features,
@@ -123,8 +123,9 @@ enum Task {
     Deny,
     /// Runs the tests of crates with unsafe code under AddressSanitizer (needs a nightly toolchain)
     ///
-    /// Without a nightly toolchain the step is skipped. Tests whose names contain `compile_fail` are
-    /// omitted, because they test the messages of the stable compiler.
+    /// Without a nightly toolchain the step is skipped. Two groups of tests are omitted. `compile_fail`
+    /// tests the messages of the stable compiler. `disk::crash` tests the store's catalog, which is safe
+    /// code, for minutes.
     Asan,
     /// Exchanges tensors and arrays between Terrane and libraries from PyPI, in both directions
     ///
