@@ -24,8 +24,8 @@ pub(crate) mod claims;
 pub(crate) mod commit;
 pub(crate) mod control;
 pub(crate) mod copies;
-
 pub(crate) mod counters;
+pub(crate) mod direct;
 pub(crate) mod event;
 pub(crate) mod executor;
 pub(crate) mod gate;
