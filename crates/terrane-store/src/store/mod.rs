@@ -4,7 +4,7 @@
 //!
 //! `terrane-store` runs the tasks of jobs, `terrane-store-io` reads and writes the slab files, and
 //! `terrane-store-sync` makes blocks durable. A job's task runs on the caller's thread until it waits
-//! for the first time.
+//! for the first time. A get that is one transfer has no task (`direct.rs`): its end is on the first thread.
 //!
 //! # Order of locks
 //!
