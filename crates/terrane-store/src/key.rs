@@ -33,7 +33,7 @@ impl KeyHash {
         self.0
     }
 
-    /// The upper half. The index selects its shard and bucket by it.
+    /// The upper half.
     pub(crate) const fn high(self) -> u64 {
         let bytes = self.0.to_le_bytes();
         let [_, _, _, _, _, _, _, _, a, b, c, d, e, f, g, h] = bytes;
@@ -45,6 +45,12 @@ impl KeyHash {
         let bytes = self.0.to_le_bytes();
         let [a, b, c, d, e, f, g, h, ..] = bytes;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+
+    /// All bits of both halves, well mixed in the upper bits: callers of an index choose hashes, too.
+    /// The index takes a key's shard and bucket from there, and a recovery its part.
+    pub(crate) const fn mixed(self) -> u64 {
+        (self.high() ^ self.low()).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
     /// The hash with these halves.
