@@ -7,7 +7,7 @@ use std::time::Instant;
 use smallvec::{SmallVec, smallvec};
 use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
-use terrane_transfer::{EndSink, Report, TransferError, TransferManager};
+use terrane_transfer::{EndSink, Endpoint, Report, TransferError, TransferManager};
 
 use crate::store::control::JobControl;
 use crate::store::get::count_use;
@@ -30,6 +30,7 @@ pub(crate) struct DirectGet<'a> {
     manager: &'a TransferManager,
     tier: &'a Tier,
     memory: &'a TierBlocks,
+    to: &'a Endpoint,
     tokens: Option<u32>,
     pins: SmallVec<[PinnedSlot; 1]>,
 }
@@ -48,9 +49,9 @@ pub(crate) fn find<'a>(
     core: &'a Arc<StoreCore>,
     options: &JobOptions,
     keys: &Keys,
-    destination: &Payload,
+    destination: &'a Payload,
 ) -> Option<DirectGet<'a>> {
-    let facts = destination.facts()?;
+    let (facts, to) = destination.facts().zip(destination.endpoint())?;
     let manager = core.manager.as_ref()?;
     let has_passed = |deadline: Instant| deadline <= Instant::now();
     if keys.len() > MOST_BLOCKS
@@ -73,7 +74,7 @@ pub(crate) fn find<'a>(
         match &mut found {
             None => {
                 let pins = smallvec![pin];
-                found = Some(DirectGet { core, manager, tier, memory, tokens, pins });
+                found = Some(DirectGet { core, manager, tier, memory, to, tokens, pins });
             }
             Some(found) if found.tier.id == tier.id && found.tokens == tokens => {
                 found.pins.push(pin);
@@ -92,7 +93,7 @@ impl DirectGet<'_> {
         (keys, destination): (&Keys, &Payload),
         guard: G,
     ) -> Job {
-        let Self { core, manager, memory, tokens, pins, .. } = self;
+        let Self { core, manager, memory, to, tokens, pins, .. } = self;
         // The head of a prefix is used last, so that its tail is evicted first.
         for (key, pin) in keys.hashes.iter().zip(&pins).rev() {
             count_use(core, *key, pin);
@@ -103,17 +104,15 @@ impl DirectGet<'_> {
         core.executor.enter();
         let end = DirectEnd { pins, guard: Some(Box::new(guard)), parts: Some(parts) };
         *lock(&control.direct) = Some(end);
-        if let Some(to) = destination.endpoint() {
-            let options = (tokens, options.deadline, options.device_order.as_ref());
-            let blocks = (&sources[..], destination.blocks());
-            let transfer = transfer((&memory.endpoint, to), blocks, options);
-            match manager.submit_to(transfer, Arc::clone(&control)) {
-                Ok(ticket) => control.add_ticket(ticket),
-                Err(cause) => {
-                    let end = lock(&control.direct).take();
-                    if let Some(end) = end {
-                        end.finish(Err(failed(cause)));
-                    }
+        let options = (tokens, options.deadline, options.device_order.as_ref());
+        let blocks = (&sources[..], destination.blocks());
+        let transfer = transfer((&memory.endpoint, to), blocks, options);
+        match manager.submit_to(transfer, Arc::clone(&control)) {
+            Ok(ticket) => control.add_ticket(ticket),
+            Err(cause) => {
+                let end = lock(&control.direct).take();
+                if let Some(end) = end {
+                    end.finish(Err(failed(cause)));
                 }
             }
         }
@@ -125,7 +124,8 @@ impl EndSink for JobControl {
     /// The rest is done on the store's thread: guards and wakers are foreign code, and an engine has
     /// other transfers to end.
     fn ended(&self, result: Result<Report, TransferError>) {
-        if let Some(end) = lock(&self.direct).take() {
+        let end = lock(&self.direct).take();
+        if let Some(end) = end {
             let result = result.map(|_| ()).map_err(failed);
             self.executor.call(move || end.finish(result));
         }
@@ -158,9 +158,8 @@ impl DirectEnd {
         let guard = self.guard.take();
         call_foreign("the guard of a caller", || drop(guard));
         if let Some(parts) = self.parts.take() {
-            let executor = parts.core.executor.clone();
+            let _leaves = parts.core.executor.leaving();
             parts.publish(results);
-            executor.leave();
         }
     }
 }

@@ -53,8 +53,8 @@ pub(crate) struct Timed {
     key: TimerKey,
 }
 
-/// Counts a task until it has ended.
-struct LiveTask {
+/// Counts a task until this drops.
+pub(crate) struct LiveTask {
     executor: Executor,
 }
 
@@ -85,7 +85,7 @@ impl Executor {
         // Once: below, a task is moved several times.
         let task = Box::pin(task);
         self.enter();
-        let live = LiveTask { executor: self.clone() };
+        let live = self.leaving();
         let shared = Arc::clone(&self.shared);
         let schedule = move |runnable| shared.push(Ready::Task(runnable));
         let counted = async move {
@@ -97,16 +97,14 @@ impl Executor {
         run(Ready::Task(runnable));
     }
 
-    /// Counts a job without a task until it [leaves](Self::leave). The thread does not end before.
+    /// Counts a task, or a job without one. The thread does not end before it [leaves](Self::leaving).
     pub(crate) fn enter(&self) {
         self.shared.tasks.fetch_add(1, Ordering::SeqCst);
     }
 
-    pub(crate) fn leave(&self) {
-        self.shared.tasks.fetch_sub(1, Ordering::SeqCst);
-        if self.shared.has_ended() {
-            self.shared.wake();
-        }
+    /// Counts what entered no more when this drops.
+    pub(crate) fn leaving(&self) -> LiveTask {
+        LiveTask { executor: self.clone() }
     }
 
     /// Calls this on the thread, behind what is ready there.
@@ -224,7 +222,11 @@ impl State {
 
 impl Drop for LiveTask {
     fn drop(&mut self) {
-        self.executor.leave();
+        let shared = &self.executor.shared;
+        shared.tasks.fetch_sub(1, Ordering::SeqCst);
+        if shared.has_ended() {
+            shared.wake();
+        }
     }
 }
 
