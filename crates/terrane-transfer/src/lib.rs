@@ -102,6 +102,7 @@ mod sync;
 mod transfer;
 
 pub use checksums::{ChecksumDifference, Checksums};
+pub use completion::end_sink::EndSink;
 pub use completion::layers::range::LayerRange;
 pub use completion::layers::{LayerError, LayerFuture, LayerSignals, LayerState, Layers};
 pub use completion::progress::CopyProgress;

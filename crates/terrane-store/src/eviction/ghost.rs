@@ -43,6 +43,10 @@ impl Ghost {
         numbers.insert_unique(key, number, |&number| key_at(order, *first, number));
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.numbers.is_empty()
+    }
+
     pub(super) fn has(&self, key: KeyHash) -> bool {
         let key = key.low();
         self.numbers.find(key, |&number| key_at(&self.order, self.first, number) == key).is_some()

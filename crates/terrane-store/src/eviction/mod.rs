@@ -26,6 +26,18 @@ pub trait EvictionPolicy: Send + Sync + fmt::Debug + 'static {
     /// A block with this key was stored in `slot`.
     fn insert(&self, slot: u32, key: KeyHash);
 
+    /// Blocks were stored in these slots, one after the other: those of an earlier session. `key_of`
+    /// returns the key of the block in a slot. The default implementation [inserts](Self::insert) each.
+    fn insert_all(
+        &self,
+        slots: &mut dyn Iterator<Item = u32>,
+        key_of: &dyn Fn(u32) -> Option<KeyHash>,
+    ) {
+        for slot in slots {
+            key_of(slot).into_iter().for_each(|key| self.insert(slot, key));
+        }
+    }
+
     /// The block in `slot` was used. This is on the path of every hit, so it has to be short.
     fn hit(&self, slot: u32);
 

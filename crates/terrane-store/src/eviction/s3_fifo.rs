@@ -91,6 +91,12 @@ impl S3Fifo {
         }
     }
 
+    fn insert_locked(&self, state: &mut State, slot: u32, is_remembered: bool) {
+        state.leave(slot);
+        self.set_uses(slot, 0);
+        state.enter(slot, if is_remembered { Queue::Main } else { Queue::Small });
+    }
+
     /// Evicts the oldest block of the small queue that was not used enough, and moves those that
     /// were. Each block is looked at once.
     fn evict_small(
@@ -171,10 +177,23 @@ impl State {
 impl EvictionPolicy for S3Fifo {
     fn insert(&self, slot: u32, key: KeyHash) {
         let mut state = lock(&self.state);
-        state.leave(slot);
-        self.set_uses(slot, 0);
-        let queue = if state.ghost.remove(key) { Queue::Main } else { Queue::Small };
-        state.enter(slot, queue);
+        let is_remembered = state.ghost.remove(key);
+        self.insert_locked(&mut state, slot, is_remembered);
+    }
+
+    fn insert_all(
+        &self,
+        slots: &mut dyn Iterator<Item = u32>,
+        key_of: &dyn Fn(u32) -> Option<KeyHash>,
+    ) {
+        let mut state = lock(&self.state);
+        // A new store remembers none, and the keys of all blocks are not in the cache.
+        let remembers_none = state.ghost.is_empty();
+        for slot in slots {
+            let is_remembered =
+                !remembers_none && key_of(slot).is_some_and(|key| state.ghost.remove(key));
+            self.insert_locked(&mut state, slot, is_remembered);
+        }
     }
 
     fn hit(&self, slot: u32) {

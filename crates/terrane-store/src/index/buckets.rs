@@ -66,8 +66,7 @@ impl Buckets {
     }
 
     pub(super) fn home(&self, key: KeyHash) -> Home {
-        // Callers choose hashes, too: all bits of both halves count.
-        let mixed = (key.high() ^ key.low()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = key.mixed();
         let shard = to_usize(mixed >> (u64::BITS - SHARD_BITS));
         let place = u128::from(mixed << SHARD_BITS) * u128::from(to_u64(self.of_shard));
         let first = usize::try_from(place >> u64::BITS).unwrap_or(0);
@@ -114,16 +113,17 @@ impl Buckets {
 
     /// Adds the slot of a key that the table does not have. Returns whether there was room.
     pub(super) fn add(&self, home: Home, slot: u32) -> bool {
-        let free = |after: &usize| self.bucket(home, *after).and_then(Bucket::free_entry).is_some();
-        let Some(after) = (0..self.of_shard).find(free) else { return false };
-        for passed in (0..after).filter_map(|before| self.bucket(home, before)) {
-            passed.change_passed(|count| count + 1);
-        }
-        let bucket = self.bucket(home, after);
-        if let Some(entry) = bucket.and_then(Bucket::free_entry) {
+        for after in 0..self.of_shard {
+            let Some(entry) = self.bucket(home, after).and_then(Bucket::free_entry) else {
+                continue;
+            };
+            for passed in (0..after).filter_map(|before| self.bucket(home, before)) {
+                passed.change_passed(|count| count + 1);
+            }
             entry.store(home.tag | (u64::from(slot) + 1), Ordering::Relaxed);
+            return true;
         }
-        true
+        false
     }
 
     /// Gives an entry another slot.

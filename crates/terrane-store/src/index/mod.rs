@@ -13,7 +13,7 @@ use terrane_core::convert::to_usize;
 use crate::KeyHash;
 use crate::sync::read;
 use buckets::{Buckets, Found, Home, SHARDS};
-use shard::Shard;
+use shard::{Change, Shard};
 use slot_table::SlotTable;
 
 /// A block that a tier has.
@@ -182,6 +182,11 @@ impl TierIndex {
         Some(guess)
     }
 
+    /// The key of the block in a slot that has one.
+    pub(crate) fn key_in(&self, slot: u32) -> Option<KeyHash> {
+        self.slots.key(slot)
+    }
+
     /// The key of the last block in a slot that no block and no job has, until it is forgotten.
     pub(crate) fn last_key(&self, slot: u32) -> Option<KeyHash> {
         self.slots.key(slot).filter(|key| *key != KeyHash::new(0))
@@ -226,15 +231,27 @@ impl TierIndex {
                 self.buckets.prefetch(self.home(*key));
                 self.slots.prefetch(block.slot);
             }
+            let mut change: Option<(usize, Change<'_>)> = None;
             for (key, block) in blocks {
-                // There is no block to replace.
-                let _ = self.insert(*key, block);
+                let home = self.home(*key);
+                // The keys of a recovery come by shard.
+                if change.as_ref().is_none_or(|(shard, _)| *shard != home.shard) {
+                    // The guard of one shard drops before the next one is locked.
+                    drop(change.take());
+                    change = self.shards.get(home.shard).map(|shard| (home.shard, shard.write()));
+                }
+                if let Some((_, shard)) = &mut change
+                    && self.slots.set(*key, block, 0)
+                    && self.buckets.add(home, block.slot)
+                {
+                    *shard.count += 1;
+                }
             }
         }
     }
 
-    /// Calls `each` with every slot that has a block, and its key, in the order of the slots.
-    pub(crate) fn for_each_slot(&self, mut each: impl FnMut(u32, KeyHash)) {
+    /// Whether each slot has a block.
+    pub(crate) fn used_slots(&self) -> Vec<bool> {
         let mut is_used = vec![false; self.capacity()];
         for (number, shard) in self.shards.iter().enumerate() {
             let _blocks = read(&shard.blocks);
@@ -244,9 +261,7 @@ impl TierIndex {
                 }
             }
         }
-        for (slot, _) in (0..).zip(is_used).filter(|(_, is_used)| *is_used) {
-            self.slots.key(slot).into_iter().for_each(|key| each(slot, key));
-        }
+        is_used
     }
 
     /// The bytes of memory that the index owns, for all its slots.

@@ -12,6 +12,7 @@ use terrane_core::sync::lock;
 use terrane_transfer::{Layers, Ticket};
 
 use crate::slab::{JobId, Priority, Slabs};
+use crate::store::direct::DirectEnd;
 use crate::store::executor::{Executor, Timed};
 use crate::store::outcome::OutcomeCell;
 use crate::store::result::BlockResult;
@@ -37,11 +38,13 @@ pub(crate) struct JobControl {
     id: JobId,
     pub(crate) outcome: OutcomeCell,
     deadline: Option<Instant>,
-    executor: Executor,
+    pub(crate) executor: Executor,
     slabs: Option<Slabs>,
     is_cancelled: AtomicBool,
     priority: AtomicU8,
     state: Mutex<Reached>,
+    /// The end of a get without a task, until it has come.
+    pub(crate) direct: Mutex<Option<DirectEnd>>,
 }
 
 /// The waits and copies that a cancellation and a raise have to reach.
@@ -81,6 +84,7 @@ impl JobControl {
             is_cancelled: AtomicBool::new(false),
             priority: AtomicU8::new(number(priority)),
             state: Mutex::default(),
+            direct: Mutex::new(None),
         }
     }
 
@@ -111,14 +115,11 @@ impl JobControl {
 
     pub(crate) fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Release);
-        let (task, tickets) = {
-            let mut state = lock(&self.state);
-            (state.task.take(), state.tickets.clone())
-        };
+        let task = lock(&self.state).task.take();
         if let Some(slabs) = &self.slabs {
             slabs.cancel(self.id);
         }
-        tickets.iter().for_each(Ticket::cancel);
+        self.cancel_copies();
         if let Some(task) = task {
             task.wake();
         }
@@ -141,12 +142,20 @@ impl JobControl {
     /// Cancels this copy as well when the job is cancelled.
     pub(crate) fn add_ticket(&self, ticket: Ticket) {
         let mut state = lock(&self.state);
-        state.tickets.retain(|ticket| !ticket.has_ended());
-        state.tickets.push(ticket.clone());
-        drop(state);
-        if self.is_cancelled.load(Ordering::Acquire) {
-            ticket.cancel();
+        if !state.tickets.is_empty() {
+            state.tickets.retain(|ticket| !ticket.has_ended());
         }
+        state.tickets.push(ticket);
+        drop(state);
+        // A cancellation that missed the ticket has set this before it looked at the tickets.
+        if self.is_cancelled.load(Ordering::Acquire) {
+            self.cancel_copies();
+        }
+    }
+
+    fn cancel_copies(&self) {
+        let tickets = lock(&self.state).tickets.clone();
+        tickets.iter().for_each(Ticket::cancel);
     }
 
     pub(crate) fn add_layers(&self, layers: Layers) {

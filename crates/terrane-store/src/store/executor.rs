@@ -33,9 +33,15 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    ready: VecDeque<Runnable>,
+    ready: VecDeque<Ready>,
     timers: BTreeMap<TimerKey, Waker>,
     next_timer: u64,
+}
+
+/// Work for the thread.
+enum Ready {
+    Task(Runnable),
+    Call(Box<dyn FnOnce() + Send>),
 }
 
 /// The time of a timer, and its number among those of that time.
@@ -47,8 +53,8 @@ pub(crate) struct Timed {
     key: TimerKey,
 }
 
-/// Counts a task until it has ended.
-struct LiveTask {
+/// Counts a task until this drops.
+pub(crate) struct LiveTask {
     executor: Executor,
 }
 
@@ -78,20 +84,32 @@ impl Executor {
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         // Once: below, a task is moved several times.
         let task = Box::pin(task);
-        self.shared.tasks.fetch_add(1, Ordering::SeqCst);
-        let live = LiveTask { executor: self.clone() };
+        self.enter();
+        let live = self.leaving();
         let shared = Arc::clone(&self.shared);
-        let schedule = move |runnable| {
-            lock(&shared.state).ready.push_back(runnable);
-            shared.changed.notify_one();
-        };
+        let schedule = move |runnable| shared.push(Ready::Task(runnable));
         let counted = async move {
             let _live = live;
             task.await;
         };
         let (runnable, task) = async_task::spawn(counted, schedule);
         task.detach();
-        run_task(runnable);
+        run(Ready::Task(runnable));
+    }
+
+    /// Counts a task, or a job without one. The thread does not end before it [leaves](Self::leaving).
+    pub(crate) fn enter(&self) {
+        self.shared.tasks.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Counts what entered no more when this drops.
+    pub(crate) fn leaving(&self) -> LiveTask {
+        LiveTask { executor: self.clone() }
+    }
+
+    /// Calls this on the thread, behind what is ready there.
+    pub(crate) fn call(&self, call: impl FnOnce() + Send + 'static) {
+        self.shared.push(Ready::Call(Box::new(call)));
     }
 
     /// Wakes `waker` at this time, unless the timer drops first.
@@ -140,7 +158,7 @@ impl Executor {
                     tracing::error!("the waker of a timer panicked");
                 }
             }
-            ready.into_iter().for_each(run_task);
+            ready.into_iter().for_each(run);
             state = lock(&self.shared.state);
         }
     }
@@ -159,9 +177,15 @@ pub(crate) async fn yield_now() {
     .await;
 }
 
-/// Polls a task once. A panic drops the task, and its job ends as cancelled.
-fn run_task(runnable: Runnable) {
-    if catch_unwind(AssertUnwindSafe(|| runnable.run())).is_err() {
+/// Polls a task once, or makes a call. A panic drops the task, and its job ends as cancelled.
+fn run(ready: Ready) {
+    let work = || match ready {
+        Ready::Task(runnable) => {
+            runnable.run();
+        }
+        Ready::Call(call) => call(),
+    };
+    if catch_unwind(AssertUnwindSafe(work)).is_err() {
         tracing::error!("the task of a job panicked");
     }
 }
@@ -170,6 +194,11 @@ impl Shared {
     /// Whether the thread has nothing more to do.
     fn has_ended(&self) -> bool {
         self.is_stopping.load(Ordering::SeqCst) && self.tasks.load(Ordering::SeqCst) == 0
+    }
+
+    fn push(&self, ready: Ready) {
+        lock(&self.state).ready.push_back(ready);
+        self.changed.notify_one();
     }
 
     /// Wakes the thread, which may be between its look at the tasks and its wait.

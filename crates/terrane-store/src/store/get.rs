@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::KeyHash;
 use crate::error::StoreError;
 use crate::slab::{SlabDirection, SlabRequest, SlabSink};
 use crate::store::arrivals::{Arrivals, SharedHold};
@@ -17,6 +18,7 @@ use crate::store::presence::TierId;
 use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::result::BlockResult;
 use crate::store::room::PinnedSlot;
+use crate::store::shared::StoreCore;
 use crate::store::task::JobTask;
 use crate::store::tier::count;
 use crate::store::transfers::{BlockCopy, CopyList, StartedCopy};
@@ -195,13 +197,7 @@ impl Get<'_> {
         }
         let Some(tier) = core.tiers.get(pin.room.tier.index()) else { return };
         plan.count_hit(tier.id);
-        let uses = pin.room.hit(pin.block.slot);
-        if core.policy == WritePolicy::AfterUses(uses)
-            && pin.room.is_pin_dirty(&pin)
-            && let Some(own) = pin.room.pin(self.keys.hash(index))
-        {
-            core.write_used(tier.id, self.keys.hash(index), own);
-        }
+        count_use(core, self.keys.hash(index), &pin);
         let Some(memory) = tier.blocks(group) else {
             if self.destination.is_host() {
                 plan.from_disk.push((index, pin));
@@ -449,6 +445,17 @@ impl Get<'_> {
             }
         }
         reading.hold.release();
+    }
+}
+
+/// Counts a use of a block, which the write policy may write down then.
+pub(crate) fn count_use(core: &Arc<StoreCore>, key: KeyHash, pin: &PinnedSlot) {
+    let uses = pin.room.hit(pin.block.slot);
+    if core.policy == WritePolicy::AfterUses(uses)
+        && pin.room.is_pin_dirty(pin)
+        && let Some(own) = pin.room.pin(key)
+    {
+        core.write_used(pin.room.tier, key, own);
     }
 }
 

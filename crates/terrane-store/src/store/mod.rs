@@ -4,7 +4,7 @@
 //!
 //! `terrane-store` runs the tasks of jobs, `terrane-store-io` reads and writes the slab files, and
 //! `terrane-store-sync` makes blocks durable. A job's task runs on the caller's thread until it waits
-//! for the first time.
+//! for the first time. A get that is one transfer has no task (`direct.rs`): its end is on the first thread.
 //!
 //! # Order of locks
 //!
@@ -24,8 +24,8 @@ pub(crate) mod claims;
 pub(crate) mod commit;
 pub(crate) mod control;
 pub(crate) mod copies;
-
 pub(crate) mod counters;
+pub(crate) mod direct;
 pub(crate) mod event;
 pub(crate) mod executor;
 pub(crate) mod gate;

@@ -7,7 +7,7 @@ use crate::KeyHash;
 use crate::error::StoreError;
 use crate::slab::SlabBuffers;
 use crate::store::blocks::{Blocks, BlocksKind, Spans};
-use crate::store::group::{EndpointFacts, host_buffers};
+use crate::store::group::{EndpointFacts, GroupInfo, host_buffers};
 use crate::store::shared::StoreCore;
 
 /// The keys of a job: their hashes, and their bytes if the job needs them.
@@ -111,7 +111,7 @@ impl Payload {
         let payload = match blocks.kind {
             BlocksKind::Spans(spans) => Self::of_spans(spans)?,
             BlocksKind::Endpoint { endpoint, blocks, tokens } => {
-                Self::of_endpoint(core, group, (endpoint, blocks, tokens))?
+                Self::of_endpoint(core, (group, info), (endpoint, blocks, tokens))?
             }
         };
         for (index, &length) in payload.lengths.iter().enumerate() {
@@ -138,10 +138,9 @@ impl Payload {
 
     fn of_endpoint(
         core: &StoreCore,
-        group: u16,
+        (group, info): (u16, &GroupInfo),
         (endpoint, blocks, tokens): (Endpoint, SmallVec<[u32; 4]>, Option<Vec<u32>>),
     ) -> Result<Self, StoreError> {
-        let info = core.group(group)?;
         let geometry = endpoint.layout().geometry();
         let facts = info.facts(&endpoint);
         if !info.fits(&facts) {
@@ -227,6 +226,14 @@ impl Payload {
         match &self.memory {
             PayloadMemory::Endpoint { blocks, .. } => blocks.get(index).copied(),
             PayloadMemory::Spans(_) => None,
+        }
+    }
+
+    /// The blocks of the endpoint; none if the memory is spans.
+    pub(crate) fn blocks(&self) -> &[u32] {
+        match &self.memory {
+            PayloadMemory::Endpoint { blocks, .. } => blocks,
+            PayloadMemory::Spans(_) => &[],
         }
     }
 

@@ -206,7 +206,7 @@ impl StoreCore {
     pub(crate) fn group(&self, group: u16) -> Result<&GroupInfo, StoreError> {
         let groups = self.groups.len();
         let found = self.groups.get(usize::from(group));
-        found.ok_or(StoreError::NoSuchGroup { group, groups })
+        found.ok_or_else(|| StoreError::NoSuchGroup { group, groups })
     }
 
     /// The manager, unless the caller gave it.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::error::StoreError;
 use crate::store::blocks::Blocks;
+use crate::store::direct;
 use crate::store::get;
 use crate::store::job::{Job, Refused};
 use crate::store::load;
@@ -14,7 +15,7 @@ use crate::store::put;
 use crate::store::removal;
 use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::shared::StoreCore;
-use crate::store::task::{JobEnd, JobTask, begin};
+use crate::store::task::{begin, begin_without_task};
 use crate::store::tier::count;
 
 fn refuse<G>(core: &StoreCore, guard: G, cause: StoreError) -> Refused<G> {
@@ -22,15 +23,13 @@ fn refuse<G>(core: &StoreCore, guard: G, cause: StoreError) -> Refused<G> {
     Refused { guard, cause }
 }
 
-type Prepared = (Job, JobTask, JobEnd, Keys, Arc<Payload>);
-
-fn prepare<K: AsRef<[u8]>>(
+fn check<K: AsRef<[u8]>>(
     core: &Arc<StoreCore>,
     keys: &[K],
     blocks: Blocks,
-    options: JobOptions,
+    options: &JobOptions,
     usage: PayloadUse,
-) -> Result<Prepared, StoreError> {
+) -> Result<(Keys, Payload), StoreError> {
     core.check()?;
     let group = options.group;
     let payload = Payload::new(core, group, (keys.len(), blocks), usage)?;
@@ -39,8 +38,7 @@ fn prepare<K: AsRef<[u8]>>(
         PayloadUse::Source => Keys::new(core, group, keys)?,
         PayloadUse::Destination => Keys::to_find(core, group, keys)?,
     };
-    let (job, task, end) = begin(core, options, keys.len())?;
-    Ok((job, task, end, keys, Arc::new(payload)))
+    Ok((keys, payload))
 }
 
 pub(crate) fn put<K: AsRef<[u8]>, G: Send + 'static>(
@@ -50,14 +48,17 @@ pub(crate) fn put<K: AsRef<[u8]>, G: Send + 'static>(
     options: JobOptions,
     guard: G,
 ) -> Result<Job, Refused<G>> {
-    let prepared = prepare(core, keys, source, options, PayloadUse::Source);
-    let (job, task, end, keys, source) = match prepared {
-        Ok(prepared) => prepared,
+    let begun = check(core, keys, source, &options, PayloadUse::Source).and_then(|checked| {
+        let begun = begin(core, options, keys.len())?;
+        Ok((checked, begun))
+    });
+    let ((keys, source), (job, task, end)) = match begun {
+        Ok(begun) => begun,
         Err(cause) => return Err(refuse(core, guard, cause)),
     };
     task.guard.set(guard);
-    let executor = core.executor.clone();
-    executor.spawn(async move {
+    let source = Arc::new(source);
+    core.executor.spawn(async move {
         let results = put::run(&task, &keys, source).await;
         end.finish(results);
     });
@@ -71,14 +72,25 @@ pub(crate) fn get<K: AsRef<[u8]>, G: Send + 'static>(
     options: JobOptions,
     guard: G,
 ) -> Result<Job, Refused<G>> {
-    let prepared = prepare(core, keys, destination, options, PayloadUse::Destination);
-    let (job, task, end, keys, destination) = match prepared {
-        Ok(prepared) => prepared,
+    let checked = check(core, keys, destination, &options, PayloadUse::Destination);
+    let (keys, destination) = match checked {
+        Ok(checked) => checked,
+        Err(cause) => return Err(refuse(core, guard, cause)),
+    };
+    if let Some(found) = direct::find(core, &options, &keys, &destination) {
+        let begun = begin_without_task(core, &options, keys.len());
+        return match begun {
+            Ok(parts) => Ok(found.start((parts, &options), (&keys, &destination), guard)),
+            Err(cause) => Err(refuse(core, guard, cause)),
+        };
+    }
+    let (job, task, end) = match begin(core, options, keys.len()) {
+        Ok(begun) => begun,
         Err(cause) => return Err(refuse(core, guard, cause)),
     };
     task.guard.set(guard);
-    let executor = core.executor.clone();
-    executor.spawn(async move {
+    let destination = Arc::new(destination);
+    core.executor.spawn(async move {
         let results = get::run(&task, &keys, &destination).await;
         end.finish(results);
     });

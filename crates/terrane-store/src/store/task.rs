@@ -45,7 +45,7 @@ pub(crate) fn is_ending_job() -> bool {
 }
 
 /// Calls foreign code, whose panic must not keep the job from its end.
-fn call_foreign(name: &str, call: impl FnOnce()) {
+pub(crate) fn call_foreign(name: &str, call: impl FnOnce()) {
     FOREIGN_CALLS.set(FOREIGN_CALLS.get() + 1);
     let result = catch_unwind(AssertUnwindSafe(call));
     FOREIGN_CALLS.set(FOREIGN_CALLS.get().saturating_sub(1));
@@ -98,13 +98,13 @@ pub(crate) struct JobEnd {
 }
 
 /// The receivers of a job's outcome.
-struct EndParts {
-    core: Arc<StoreCore>,
-    control: Arc<JobControl>,
+pub(crate) struct EndParts {
+    pub(crate) core: Arc<StoreCore>,
+    pub(crate) control: Arc<JobControl>,
     in_table: JobPlace,
     place: Option<(QueuePlace<JobOutcome>, u64)>,
-    begun: Instant,
-    keys: usize,
+    pub(crate) begun: Instant,
+    pub(crate) keys: usize,
 }
 
 /// Begins a job. The guard is taken only if it begins.
@@ -113,14 +113,9 @@ pub(crate) fn begin(
     options: JobOptions,
     keys: usize,
 ) -> Result<(Job, JobTask, JobEnd), StoreError> {
-    let place = match options.queue {
-        Some((queue, tag)) => Some((queue.reserve()?, tag)),
-        None => None,
-    };
-    let control = core.control(keys, options.deadline, options.priority);
-    let in_table = core.jobs.begin(&control, JobOrigin::Caller)?;
+    let parts = begin_without_task(core, &options, keys)?;
+    let control = Arc::clone(&parts.control);
     let guard = GuardCell::default();
-    let begun = Instant::now();
     let task = JobTask {
         core: Arc::clone(core),
         control: Arc::clone(&control),
@@ -128,18 +123,25 @@ pub(crate) fn begin(
         durable: options.durable,
         device_order: options.device_order,
         layer_by_layer: options.layer_by_layer,
-        begun,
+        begun: parts.begun,
         guard: Arc::clone(&guard),
     };
-    let parts = EndParts {
-        core: Arc::clone(core),
-        control: Arc::clone(&control),
-        in_table,
-        place,
-        begun,
-        keys,
-    };
     Ok((Job { control }, task, JobEnd { guard, parts: Some(parts) }))
+}
+
+/// Begins a job that ends with [`EndParts::publish`].
+pub(crate) fn begin_without_task(
+    core: &Arc<StoreCore>,
+    options: &JobOptions,
+    keys: usize,
+) -> Result<EndParts, StoreError> {
+    let place = match &options.queue {
+        Some((queue, tag)) => Some((queue.reserve()?, *tag)),
+        None => None,
+    };
+    let control = core.control(keys, options.deadline, options.priority);
+    let in_table = core.jobs.begin(&control, JobOrigin::Caller)?;
+    Ok(EndParts { core: Arc::clone(core), control, in_table, place, begun: Instant::now(), keys })
 }
 
 /// Begins a job of the store itself. `None` if the store closes.
@@ -184,7 +186,8 @@ impl JobEnd {
 }
 
 impl EndParts {
-    fn publish(mut self, results: Vec<BlockResult>) {
+    /// Publishes the outcome. The caller has dropped the guard.
+    pub(crate) fn publish(mut self, results: Vec<BlockResult>) {
         let took = self.begun.elapsed();
         let counters = &self.core.counters;
         let mut bytes = 0;

@@ -3,6 +3,7 @@
 use std::future::{IntoFuture, poll_fn};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
+use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
 use terrane_core::sync::lock;
@@ -122,18 +123,9 @@ impl JobTask {
         copies: BlockCopies<K>,
     ) -> StartedCopy<K> {
         let BlockCopies { tier, tokens, indices, from: sources, to: destinations, keeps } = copies;
-        let mut transfer = Transfer::new(from, to).blocks(&sources, &destinations);
-        if let Some(tokens) = tokens {
-            transfer = transfer.tokens(0..tokens, 0..tokens);
-        }
-        if let Some(deadline) = self.control.deadline() {
-            transfer = transfer.deadline(deadline);
-        }
-        if from.kind().is_device() || to.kind().is_device() {
-            // A job with blocks of a device states an order. Copies between tiers need none.
-            let order = self.device_order.clone();
-            transfer = transfer.device_order(order.unwrap_or(DeviceOrder::AlreadySynchronised));
-        }
+        let blocks = (&sources[..], &destinations[..]);
+        let options = (tokens, self.control.deadline(), self.device_order.as_ref());
+        let mut transfer = transfer((from, to), blocks, options);
         if self.layer_by_layer {
             transfer = transfer.layer_by_layer();
         }
@@ -153,6 +145,27 @@ impl JobTask {
         };
         StartedCopy { tier, indices, state }
     }
+}
+
+/// A transfer of blocks between two endpoints.
+pub(crate) fn transfer(
+    (from, to): (&Endpoint, &Endpoint),
+    (sources, destinations): (&[u32], &[u32]),
+    (tokens, deadline, order): (Option<u32>, Option<Instant>, Option<&DeviceOrder>),
+) -> Transfer {
+    let mut transfer = Transfer::new(from, to).blocks(sources, destinations);
+    if let Some(tokens) = tokens {
+        transfer = transfer.tokens(0..tokens, 0..tokens);
+    }
+    if let Some(deadline) = deadline {
+        transfer = transfer.deadline(deadline);
+    }
+    if from.kind().is_device() || to.kind().is_device() {
+        // A job with blocks of a device states an order. Copies between tiers need none.
+        transfer =
+            transfer.device_order(order.cloned().unwrap_or(DeviceOrder::AlreadySynchronised));
+    }
+    transfer
 }
 
 impl<K> StartedCopy<K> {
@@ -224,7 +237,7 @@ impl WatchedCopy {
     }
 }
 
-fn failed(error: TransferError) -> BlockResult {
+pub(crate) fn failed(error: TransferError) -> BlockResult {
     match error {
         TransferError::DeadlineExceeded { .. } => BlockResult::TimedOut,
         TransferError::Cancelled { .. } => BlockResult::Cancelled,

@@ -307,3 +307,32 @@ fn s3_fifo_evicts_a_block_that_it_moves_from_the_small_queue() {
     let mut take = |slot| (slot == 19).then(|| hash(19));
     assert_eq!(policy.evict(&mut take), Some(19));
 }
+
+/// The slots in the order in which a policy evicts them.
+fn order_of<P: EvictionPolicy>(policy: &P) -> Vec<u32> {
+    std::iter::from_fn(|| policy.evict(&mut |slot| Some(hash(slot.into())))).collect()
+}
+
+#[test]
+fn blocks_that_are_inserted_together_leave_as_if_one_after_the_other() {
+    fn check<P: EvictionPolicy>(new: impl Fn() -> P) {
+        let slots = [4, 0, 7, 2, 9, 1];
+        for remembers in [false, true] {
+            let (one, all) = (new(), new());
+            if remembers {
+                // S3-FIFO keeps a key longer that it evicted lately.
+                for policy in [&one, &all] {
+                    policy.insert(0, hash(0));
+                    assert_eq!(order_of(policy), [0]);
+                }
+            }
+            slots.iter().for_each(|&slot| one.insert(slot, hash(slot.into())));
+            all.insert_all(&mut slots.iter().copied(), &|slot| Some(hash(slot.into())));
+            let expected = order_of(&one);
+            assert_eq!(expected.len(), slots.len());
+            assert_eq!(order_of(&all), expected);
+        }
+    }
+    check(|| Lru::new(10));
+    check(|| S3Fifo::new(10));
+}

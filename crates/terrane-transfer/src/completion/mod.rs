@@ -1,5 +1,6 @@
 //! The caller's end of a transfer in flight.
 
+pub(crate) mod end_sink;
 pub(crate) mod layers;
 pub(crate) mod progress;
 pub(crate) mod set;

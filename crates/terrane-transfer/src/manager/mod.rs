@@ -10,11 +10,13 @@ use std::time::Duration;
 use terrane_core::StorageKind;
 
 use crate::checksums::check;
+use crate::completion::end_sink::EndSink;
+use crate::completion::layers::{LayerSignals, Layers};
 use crate::completion::pair;
 use crate::completion::waiter_progress::DEFAULT_SPIN;
 use crate::completion::{Completion, layers};
 use crate::engine::declined::Declined;
-use crate::engine::finalizer::Finalizer;
+use crate::engine::finalizer::{Finalizer, OutcomeSink};
 use crate::engine::job::CopyJob;
 use crate::engine::job::TransferClaims;
 use crate::engine::order::DeviceOrder;
@@ -153,6 +155,21 @@ impl TransferManager {
         }
     }
 
+    /// Starts a transfer whose end is reported to `sink`, which the transfer keeps until then. It
+    /// costs less than a [completion](Self::submit). Only the ticket can be waited for, and the states
+    /// of layers are not available.
+    ///
+    /// # Errors
+    ///
+    /// A refusal of [`TransferError`]; nothing has been copied or claimed, and `sink` is not called.
+    pub fn submit_to<S: EndSink>(
+        &self,
+        transfer: Transfer,
+        sink: Arc<S>,
+    ) -> Result<Ticket, TransferError> {
+        Ok(self.prepare(transfer)?.start_to(sink))
+    }
+
     pub(crate) fn prepare(&self, transfer: Transfer) -> Result<Prepared, TransferError> {
         let prepared = self.try_prepare(transfer);
         if prepared.is_err() {
@@ -231,15 +248,32 @@ impl Prepared {
     }
 
     pub(crate) fn start<G: Send + 'static>(self, guard: G) -> Completion<G> {
-        let Self { mut job, engine, after, allow_incomplete, spin } = self;
+        let (layers, signals) = self.layers();
+        let (ticket, progress) = (self.job.ticket().clone(), Arc::clone(self.job.progress()));
+        let (completion, sink) = pair(ticket, progress, layers, self.spin, guard);
+        self.connect(sink, signals);
+        completion
+    }
+
+    /// Starts it without a completion.
+    fn start_to(self, sink: Arc<dyn OutcomeSink>) -> Ticket {
+        let ticket = self.job.ticket().clone();
+        let (_, signals) = self.layers();
+        self.connect(sink, signals);
+        ticket
+    }
+
+    /// Both ends of the layers, if they are reported.
+    fn layers(&self) -> (Option<Layers>, Option<LayerSignals>) {
+        let job = &self.job;
         let layer_by_layer = job.options().layer_by_layer;
-        let layers = layer_by_layer.then(|| layers::pair(job.plan().layers(), spin));
-        let (layers, signals) = layers.unzip();
-        let (ticket, progress) = (job.ticket().clone(), Arc::clone(job.progress()));
-        let (completion, sink) = pair(ticket, progress, layers, spin, guard);
+        layer_by_layer.then(|| layers::pair(job.plan().layers(), self.spin)).unzip()
+    }
+
+    fn connect(self, sink: Arc<dyn OutcomeSink>, signals: Option<LayerSignals>) {
+        let Self { mut job, engine, after, allow_incomplete, .. } = self;
         job.connect(sink, signals);
         submit_after(&after, allow_incomplete, job, engine);
-        completion
     }
 }
 

@@ -2,14 +2,17 @@
 
 use std::future::{Future, IntoFuture};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use terrane_core::ByteCount;
 use terrane_testkit::engine::Fault;
-use terrane_transfer::{Completion, CompletionFuture, Outcome, TransferError};
+use terrane_transfer::{
+    Completion, CompletionFuture, EndSink, Outcome, Report, TicketEnd, TransferError,
+};
 
 use crate::support::*;
 
@@ -193,4 +196,48 @@ fn completions_and_their_futures_can_cross_threads() {
     crosses(&future);
     rig.engine.release_all();
     assert!(block_on(future).result.is_ok());
+}
+
+/// Counts the ends of transfers, and keeps their results.
+#[derive(Default)]
+struct Ends(Mutex<Vec<Result<ByteCount, TransferError>>>);
+
+impl EndSink for Ends {
+    fn ended(&self, result: Result<Report, TransferError>) {
+        self.0.lock().unwrap().push(result.map(|report| report.explanation.bytes));
+    }
+}
+
+impl Ends {
+    fn take(&self) -> Vec<Result<ByteCount, TransferError>> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+#[test]
+fn a_sink_gets_each_end_once_and_is_kept_until_then() {
+    let rig = Rig::new(8);
+    rig.engine.hold();
+    let ends = Arc::new(Ends::default());
+    let submit = |transfer| rig.manager.submit_to(transfer, Arc::clone(&ends));
+    let copied = submit(rig.transfer(&[0], &[0]).layer_by_layer()).unwrap();
+    let waits = submit(rig.transfer(&[1], &[1]).after(&copied)).unwrap();
+    let failed = submit(rig.transfer(&[2], &[2])).unwrap();
+    // The sink of a refused transfer gets no end.
+    let refused = submit(rig.transfer(&[3], &[0])).unwrap_err();
+    assert!(matches!(refused, TransferError::Conflict { .. }), "{refused}");
+    assert_eq!(Arc::strong_count(&ends), 4);
+    waits.cancel();
+    let [Err(TransferError::Cancelled { started: false, .. })] = ends.take()[..] else { panic!() };
+    assert_eq!(Arc::strong_count(&ends), 3);
+    rig.engine.release(1);
+    assert_eq!(copied.wait(), TicketEnd::Succeeded);
+    rig.engine.fail_next(Fault::DropJob);
+    rig.engine.release_all();
+    assert_eq!(failed.wait(), TicketEnd::Failed);
+    rig.engine.wait_until_idle();
+    let bytes = rig.source.layout().geometry().block_bytes();
+    let [Ok(done), Err(TransferError::EngineStopped)] = ends.take()[..] else { panic!() };
+    assert_eq!(done, bytes);
+    assert_eq!(Arc::strong_count(&ends), 1);
 }

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
-use terrane_core::convert::to_u64;
+use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::sync::lock;
 
 use super::scan::{Scanned, in_parallel};
@@ -73,8 +73,12 @@ fn merge_part(mut part: Part, slots: &Slots, first_kept: u64) -> (Vec<Vec<LiveRe
     part.removes.sort_unstable();
     let puts: Vec<&LiveRecord> = part.puts.iter().flatten().collect();
     let mut is_live = latest_of_each_key(&puts);
+    // In a loop of its own, so that cache misses overlap.
+    let has_slot: Vec<bool> =
+        puts.iter().map(|put| slots.is_latest(put.group, put.slot, put.sequence)).collect();
     let mut dropped = 0;
-    for (put, is_live) in puts.into_iter().zip(&mut is_live).filter(|(_, is_live)| **is_live) {
+    let found = puts.into_iter().zip(has_slot).zip(&mut is_live);
+    for ((put, has_slot), is_live) in found.filter(|(_, is_live)| **is_live) {
         *is_live = false;
         if removed_at(&part.removes, put.key_hash) > Some(put.sequence) {
             continue;
@@ -82,7 +86,7 @@ fn merge_part(mut part: Part, slots: &Slots, first_kept: u64) -> (Vec<Vec<LiveRe
         if put.sequence < first_kept {
             dropped += 1;
         } else {
-            *is_live = slots.claim(put.group, put.slot, put.sequence);
+            *is_live = has_slot && slots.claim(put.group, put.slot, put.sequence);
         }
     }
     let mut flags = is_live.into_iter();
@@ -94,18 +98,20 @@ fn merge_part(mut part: Part, slots: &Slots, first_kept: u64) -> (Vec<Vec<LiveRe
 fn latest_of_each_key(puts: &[&LiveRecord]) -> Vec<bool> {
     let mut is_latest = vec![true; puts.len()];
     let key = |at: usize| puts.get(at).map_or(KeyHash::new(0), |put| put.key_hash);
-    let mut latest: HashTable<usize> = HashTable::with_capacity(puts.len());
-    for (at, put) in puts.iter().enumerate() {
-        let is_key = |&other: &usize| key(other) == put.key_hash;
-        match latest.entry(spread(put.key_hash), is_key, |&other| spread(key(other))) {
+    let mut latest: HashTable<u32> = HashTable::with_capacity(puts.len());
+    let widen = |at: u32| to_usize(at.into());
+    // A file has at most 2^30 records.
+    for (at, put) in (0_u32..).zip(puts) {
+        let is_key = |&other: &u32| key(widen(other)) == put.key_hash;
+        match latest.entry(spread(put.key_hash), is_key, |&other| spread(key(widen(other)))) {
             Entry::Vacant(place) => {
                 place.insert(at);
             }
             Entry::Occupied(mut place) => {
-                let other = *place.get();
-                let is_later = puts.get(other).is_none_or(|other| other.sequence <= put.sequence);
+                let other = puts.get(widen(*place.get()));
+                let is_later = other.is_none_or(|other| other.sequence <= put.sequence);
                 let older = if is_later { std::mem::replace(place.get_mut(), at) } else { at };
-                if let Some(is_latest) = is_latest.get_mut(older) {
+                if let Some(is_latest) = is_latest.get_mut(widen(older)) {
                     *is_latest = false;
                 }
             }
@@ -114,9 +120,9 @@ fn latest_of_each_key(puts: &[&LiveRecord]) -> Vec<bool> {
     is_latest
 }
 
-/// The keys of a part have equal low bits.
+/// The keys of a part have equal upper bits.
 fn spread(key: KeyHash) -> u64 {
-    (key.high() ^ key.low()).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(u64::BITS / 2)
+    key.mixed().rotate_left(u64::BITS / 2)
 }
 
 /// The number of the last removal of a key.

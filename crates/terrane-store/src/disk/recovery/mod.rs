@@ -80,7 +80,8 @@ fn state_of(
     groups: &[GroupSlots],
     (threads, keep_keys): (NonZeroUsize, bool),
 ) -> Result<State, CatalogError> {
-    let slots = Slots::new(groups);
+    let checkpoint = sources.checkpoint.map(|checkpoint| checkpoint.first_sequence - 1);
+    let slots = Slots::new(groups, checkpoint);
     let scan = Scan::new(directory, epoch, &sources.sources, &slots, keep_keys);
     let found = scan.run(threads)?;
     let mut marks = vec![Marks::default(); sources.sources.len()];

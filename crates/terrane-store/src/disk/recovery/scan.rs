@@ -18,11 +18,11 @@ use crate::disk::record::{
 };
 use crate::key::KeyHash;
 
-/// The records that a thread reads at once.
-const CHUNK: u64 = 8192;
+/// The records that a thread reads at once: they fit into a core's cache.
+const CHUNK: u64 = 2048;
 
 /// About as many blocks as a part has, so that its hashes stay in a core's cache.
-const PART: u64 = 16_384;
+const PART: u64 = 8192;
 
 /// The most parts.
 const MOST_PARTS: u64 = 1024;
@@ -261,11 +261,11 @@ impl Worker<'_, '_> {
         }
     }
 
-    /// The part of a key, by the lowest bits of its hash.
+    /// The part of a key. The keys of a part are neighbours in an index, too.
     fn part(&self, key_hash: KeyHash) -> usize {
         // The number of parts is a power of two.
-        let [first, second, ..] = key_hash.get().to_le_bytes();
-        usize::from(u16::from_le_bytes([first, second])) & (self.scan.parts - 1)
+        let shift = u64::BITS - self.scan.parts.trailing_zeros();
+        to_usize(key_hash.mixed().checked_shr(shift).unwrap_or(0))
     }
 
     fn add_gap(&mut self, gap: Gap) {

@@ -20,17 +20,19 @@ type Page = Box<[AtomicU64]>;
 /// The latest record of each slot.
 #[derive(Debug)]
 pub(crate) struct Slots {
+    /// The number that all records of the checkpoint have.
+    checkpoint: Option<u64>,
     groups: Vec<GroupSlots>,
     pages: Vec<Vec<OnceLock<Page>>>,
 }
 
 impl Slots {
-    pub(crate) fn new(groups: &[GroupSlots]) -> Self {
+    pub(crate) fn new(groups: &[GroupSlots], checkpoint: Option<u64>) -> Self {
         let pages = groups.iter().map(|group| {
             let count = to_usize(group.slots.into()).div_ceil(PAGE);
             iter::repeat_with(OnceLock::new).take(count).collect()
         });
-        Self { groups: groups.to_vec(), pages: pages.collect() }
+        Self { checkpoint, groups: groups.to_vec(), pages: pages.collect() }
     }
 
     /// Whether a record's slot exists and its payload fits.
@@ -49,9 +51,19 @@ impl Slots {
         }
     }
 
-    /// Whether record `sequence` is the latest of its slot. True once for each slot: a checkpoint
-    /// that was written during an eviction can name a slot twice.
+    /// Whether record `sequence` is the latest of its slot.
+    pub(crate) fn is_latest(&self, group: u16, slot: u32, sequence: u64) -> bool {
+        let latest = self.slot(group, slot).map(|latest| latest.load(Ordering::Relaxed));
+        latest == Some(sequence + 1)
+    }
+
+    /// Claims a slot for a record that [is its latest](Self::is_latest). True once for each slot: a
+    /// checkpoint that was written during an eviction can name a slot twice.
     pub(crate) fn claim(&self, group: u16, slot: u32, sequence: u64) -> bool {
+        if self.checkpoint != Some(sequence) {
+            // No other record has the number.
+            return true;
+        }
         self.slot(group, slot).is_some_and(|latest| {
             let (own, claimed) = (sequence + 1, CLAIMED);
             // Relaxed: only one thread may claim it, and nothing else depends on the order.

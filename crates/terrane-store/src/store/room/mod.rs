@@ -176,14 +176,10 @@ impl Room {
 
     /// Takes note of the blocks of a recovery, which were added to the index of an empty room.
     pub(crate) fn after_recovery(&self) {
-        let mut is_free = vec![true; self.index.capacity()];
-        self.index.for_each_slot(|slot, key| {
-            if let Some(is_free) = is_free.get_mut(to_usize(slot.into())) {
-                *is_free = false;
-            }
-            self.policy.insert(slot, key);
-        });
-        let is_free = |slot: &u32| is_free.get(to_usize((*slot).into())).copied().unwrap_or(false);
+        let is_used = self.index.used_slots();
+        let mut used = (0..).zip(&is_used).filter(|(_, is_used)| **is_used).map(|(slot, _)| slot);
+        self.policy.insert_all(&mut used, &|slot| self.index.key_in(slot));
+        let is_free = |slot: &u32| !is_used.get(to_usize((*slot).into())).is_some_and(|used| *used);
         lock(&self.state).free.retain(is_free);
     }
 

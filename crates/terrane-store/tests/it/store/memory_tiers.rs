@@ -197,13 +197,13 @@ fn each_byte(endpoint: &Endpoint, block: u32, tokens: u32, mut each: impl FnMut(
     });
 }
 
-fn fill(endpoint: &Endpoint, block: u32, number: usize) {
+pub fn fill(endpoint: &Endpoint, block: u32, number: usize) {
     let bytes = usize::try_from(endpoint.layout().geometry().block_bytes().get()).unwrap();
     let mut content = content(&key(number), bytes).into_iter();
     each_byte(endpoint, block, u32::MAX, |byte| *byte = content.next().unwrap());
 }
 
-fn bytes_of(endpoint: &Endpoint, block: u32, tokens: u32) -> Vec<u8> {
+pub fn bytes_of(endpoint: &Endpoint, block: u32, tokens: u32) -> Vec<u8> {
     let mut found = Vec::new();
     each_byte(endpoint, block, tokens, |byte| found.push(*byte));
     found

@@ -1,6 +1,7 @@
 //! The store: verbs, tiers, faults and restarts.
 
 mod devices;
+mod direct_gets;
 mod disk_only;
 mod faults;
 mod harness;

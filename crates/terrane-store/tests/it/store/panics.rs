@@ -17,7 +17,7 @@ const BLOCK: usize = 8192;
 const SOON: Duration = Duration::from_secs(60);
 
 /// Runs something when it drops.
-struct OnDrop<F: FnOnce()>(Option<F>);
+pub struct OnDrop<F: FnOnce()>(Option<F>);
 
 impl<F: FnOnce()> Drop for OnDrop<F> {
     fn drop(&mut self) {
@@ -25,7 +25,7 @@ impl<F: FnOnce()> Drop for OnDrop<F> {
     }
 }
 
-fn on_drop<F: FnOnce()>(call: F) -> OnDrop<F> {
+pub fn on_drop<F: FnOnce()>(call: F) -> OnDrop<F> {
     OnDrop(Some(call))
 }
 
@@ -53,7 +53,7 @@ fn a_guard_that_panics_keeps_no_job_from_its_end() {
     assert_eq!(store.close(soon()).left, 0);
 }
 
-struct Panics;
+pub struct Panics;
 
 impl Wake for Panics {
     fn wake(self: Arc<Self>) {

@@ -1,0 +1,175 @@
+//! Gets that are one transfer from a tier of memory. They have no task, which would take longer to make
+//! than to look the blocks up.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use smallvec::{SmallVec, smallvec};
+use terrane_core::convert::to_u64;
+use terrane_core::sync::lock;
+use terrane_transfer::{EndSink, Endpoint, Report, TransferError, TransferManager};
+
+use crate::store::control::JobControl;
+use crate::store::get::count_use;
+use crate::store::job::Job;
+use crate::store::options::JobOptions;
+use crate::store::request::{Keys, Payload};
+use crate::store::result::BlockResult;
+use crate::store::room::PinnedSlot;
+use crate::store::shared::StoreCore;
+use crate::store::task::{EndParts, call_foreign};
+use crate::store::tier::{Tier, TierBlocks};
+use crate::store::transfers::{failed, transfer};
+
+/// In jobs of more blocks, a task is a small part of the work.
+const MOST_BLOCKS: usize = 8;
+
+/// The blocks of a get, all in the fastest tier of their room, for one transfer.
+pub(crate) struct DirectGet<'a> {
+    core: &'a Arc<StoreCore>,
+    manager: &'a TransferManager,
+    tier: &'a Tier,
+    memory: &'a TierBlocks,
+    to: &'a Endpoint,
+    tokens: Option<u32>,
+    pins: SmallVec<[PinnedSlot; 1]>,
+}
+
+/// What the end of such a get needs.
+pub(crate) struct DirectEnd {
+    pins: SmallVec<[PinnedSlot; 1]>,
+    /// The caller's guard.
+    guard: Option<Box<dyn Send>>,
+    /// `None` once the job has ended.
+    parts: Option<EndParts>,
+}
+
+/// Pins the blocks of a get if one transfer copies all of them. Otherwise nothing has changed.
+pub(crate) fn find<'a>(
+    core: &'a Arc<StoreCore>,
+    options: &JobOptions,
+    keys: &Keys,
+    destination: &'a Payload,
+) -> Option<DirectGet<'a>> {
+    let (facts, to) = destination.facts().zip(destination.endpoint())?;
+    let manager = core.manager.as_ref()?;
+    let has_passed = |deadline: Instant| deadline <= Instant::now();
+    if keys.len() > MOST_BLOCKS
+        || options.layer_by_layer
+        || options.deadline.is_some_and(has_passed)
+    {
+        return None;
+    }
+    let (group, info) = (options.group, core.group(options.group).ok()?);
+    let mut found: Option<DirectGet<'a>> = None;
+    for index in 0..keys.len() {
+        let (key, length) = (keys.hash(index), destination.length(index));
+        let pinned = core.tiers.iter().find_map(|tier| Some((tier, tier.room(group)?.pin(key)?)));
+        let (tier, pin) = pinned?;
+        let memory = tier.blocks(group)?;
+        let tokens = info.transfer_tokens((&memory.facts, facts), length)?;
+        if pin.block.length != length || !core.is_name(key, keys.bytes(index)) {
+            return None;
+        }
+        match &mut found {
+            None => {
+                let pins = smallvec![pin];
+                found = Some(DirectGet { core, manager, tier, memory, to, tokens, pins });
+            }
+            Some(found) if found.tier.id == tier.id && found.tokens == tokens => {
+                found.pins.push(pin);
+            }
+            Some(_) => return None,
+        }
+    }
+    found
+}
+
+impl DirectGet<'_> {
+    /// Starts the transfer, whose end is that of the job.
+    pub(crate) fn start<G: Send + 'static>(
+        self,
+        (parts, options): (EndParts, &JobOptions),
+        (keys, destination): (&Keys, &Payload),
+        guard: G,
+    ) -> Job {
+        let Self { core, manager, memory, to, tokens, pins, .. } = self;
+        // The head of a prefix is used last, so that its tail is evicted first.
+        for (key, pin) in keys.hashes.iter().zip(&pins).rev() {
+            count_use(core, *key, pin);
+        }
+        let control = Arc::clone(&parts.control);
+        let mut sources = SmallVec::<[u32; MOST_BLOCKS]>::new();
+        pins.iter().for_each(|pin| sources.push(pin.block.slot));
+        core.executor.enter();
+        let end = DirectEnd { pins, guard: Some(Box::new(guard)), parts: Some(parts) };
+        *lock(&control.direct) = Some(end);
+        let options = (tokens, options.deadline, options.device_order.as_ref());
+        let blocks = (&sources[..], destination.blocks());
+        let transfer = transfer((&memory.endpoint, to), blocks, options);
+        match manager.submit_to(transfer, Arc::clone(&control)) {
+            Ok(ticket) => control.add_ticket(ticket),
+            Err(cause) => {
+                let end = lock(&control.direct).take();
+                if let Some(end) = end {
+                    end.finish(Err(failed(cause)));
+                }
+            }
+        }
+        Job { control }
+    }
+}
+
+impl EndSink for JobControl {
+    /// The rest is done on the store's thread: guards and wakers are foreign code, and an engine has
+    /// other transfers to end.
+    fn ended(&self, result: Result<Report, TransferError>) {
+        let end = lock(&self.direct).take();
+        if let Some(end) = end {
+            let result = result.map(|_| ()).map_err(failed);
+            self.executor.call(move || end.finish(result));
+        }
+    }
+}
+
+impl DirectEnd {
+    /// Releases the blocks, drops the guard, then publishes the outcome.
+    fn finish(mut self, result: Result<(), BlockResult>) {
+        let Some(parts) = &self.parts else { return };
+        let took = parts.begun.elapsed();
+        let tier = self.pins.first().and_then(|pin| parts.core.tiers.get(pin.room.tier.index()));
+        if let Some(tier) = tier {
+            tier.counters.hits(to_u64(self.pins.len()));
+        }
+        let mut results = Vec::with_capacity(self.pins.len());
+        for pin in &self.pins {
+            let bytes = pin.block.length;
+            if let Some(tier) = tier {
+                tier.counters.copied(&result, bytes, took);
+            }
+            let done = |()| BlockResult::Done { bytes };
+            results.push(result.clone().map_or_else(|result| result, done));
+        }
+        self.end(results);
+    }
+
+    fn end(&mut self, results: Vec<BlockResult>) {
+        self.pins.clear();
+        let guard = self.guard.take();
+        call_foreign("the guard of a caller", || drop(guard));
+        if let Some(parts) = self.parts.take() {
+            let _leaves = parts.core.executor.leaving();
+            parts.publish(results);
+        }
+    }
+}
+
+impl Drop for DirectEnd {
+    fn drop(&mut self) {
+        // The end panicked, before it published an outcome.
+        if let Some(parts) = &self.parts {
+            let results = vec![BlockResult::Cancelled; parts.keys];
+            self.end(results);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Gets that are one transfer from a tier of memory.
+
+use std::future::{Future, IntoFuture};
+use std::pin::pin;
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use terrane_core::ByteCount;
+use terrane_store::{
+    BlockGroup, BlockResult, Blocks, CompletionQueue, Job, JobOptions, Presence, Store, StoreError,
+};
+use terrane_testkit::engine::{Fault, SimulatedEngine, SimulatedEngineOptions};
+use terrane_testkit::process::{in_child, in_fork};
+use terrane_transfer::{CopyEngine, Endpoint, TransferManager};
+
+use super::harness::{assert_at_rest, content, key, keys, soon};
+use super::memory_tiers::{bytes_of, engine_layout, fill};
+use super::panics::{Panics, on_drop};
+
+/// A store of one host tier, whose engine holds copies on request.
+struct Rig {
+    engine: Arc<SimulatedEngine>,
+    memory: Endpoint,
+    store: Store,
+}
+
+/// Releases the copies that the engine holds, so that a failed assertion ends the test.
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.engine.release_all();
+    }
+}
+
+impl Rig {
+    /// A store that has the blocks 0 to 3, and 6 slots. The engine holds the next copies.
+    fn new() -> Self {
+        let engine = Arc::new(SimulatedEngine::new(SimulatedEngineOptions::default()));
+        let manager = TransferManager::new([Arc::clone(&engine) as Arc<dyn CopyEngine>]);
+        let memory = Endpoint::new(engine_layout(16)).unwrap();
+        let slot = memory.layout().geometry().block_bytes().get().next_multiple_of(4096);
+        let builder = Store::builder().group(BlockGroup::of_layout("kv", memory.layout()));
+        let (store, _) = builder.host(ByteCount::new(6 * slot)).manager(&manager).open().unwrap();
+        let rig = Self { engine, memory, store };
+        rig.put(0..4);
+        assert_at_rest(&rig.store);
+        rig.engine.hold();
+        rig
+    }
+
+    fn put(&self, numbers: std::ops::Range<usize>) {
+        let ids: Vec<u32> = (0..).take(numbers.len()).collect();
+        ids.iter().zip(numbers.clone()).for_each(|(&id, number)| fill(&self.memory, id, number));
+        let source = Blocks::new(&self.memory, &ids);
+        let job = self.store.put(&keys(numbers), source, JobOptions::new().deadline(soon()), ());
+        assert!(job.unwrap().wait().is_ok());
+    }
+
+    /// Gets blocks from 0 on into block 8 and those after it.
+    fn get(&self, count: usize, options: JobOptions, guard: impl Send + 'static) -> Job {
+        let ids: Vec<u32> = (8..).take(count).collect();
+        ids.iter().for_each(|&id| fill(&self.memory, id, 999));
+        self.store.get(&keys(0..count), Blocks::new(&self.memory, &ids), options, guard).unwrap()
+    }
+
+    fn has(&self, block: u32, number: usize) -> bool {
+        let found = bytes_of(&self.memory, block, u32::MAX);
+        found == content(&key(number), found.len())
+    }
+
+    /// Waits until no job runs, and checks that nothing is left of any.
+    fn check_rest(&self) {
+        assert_at_rest(&self.store);
+        self.engine.release_all();
+        self.put(10..16);
+        assert_eq!(self.store.snapshot().tiers[0].groups[0].blocks, 6, "a slot is lost");
+    }
+}
+
+#[test]
+fn the_blocks_stay_pinned_and_arrive_in_the_order_of_their_keys() {
+    for count in [1, 4] {
+        let rig = Rig::new();
+        let job = rig.get(count, JobOptions::new(), ());
+        assert!(!job.has_ended());
+        // Another job takes the slots of all blocks that are not pinned.
+        let full = Blocks::new(&rig.memory, &[0, 1, 2, 3, 4, 5]);
+        let other = rig.store.put(&keys(20..26), full, JobOptions::new(), ()).unwrap();
+        let mut presence = vec![Presence::Absent; count];
+        rig.store.presence(0, &keys(0..count), &mut presence);
+        assert!(presence.iter().all(|presence| presence.is_ready()), "{presence:?}");
+        other.cancel();
+        rig.engine.release_all();
+        let outcome = job.wait();
+        let hits = u64::try_from(count).unwrap();
+        let bytes = rig.memory.layout().geometry().block_bytes();
+        assert!(outcome.is_ok() && outcome.results.len() == count, "{outcome:?}");
+        assert_eq!(outcome.bytes.get(), bytes.get() * hits);
+        assert!((8..).zip(0..count).all(|(block, number)| rig.has(block, number)));
+        let tier = &rig.store.snapshot().tiers[0];
+        assert_eq!((tier.hits, tier.get_times.count()), (hits, hits));
+        assert!(!other.wait().is_ok());
+        rig.check_rest();
+    }
+}
+
+#[test]
+fn the_guard_drops_before_the_outcome_is_published_to_the_queue() {
+    let rig = Rig::new();
+    let queue = CompletionQueue::new(1).unwrap();
+    let (sender, dropped) = mpsc::channel();
+    let seen = queue.clone();
+    let guard = on_drop(move || {
+        sender.send(seen.len()).unwrap();
+        panic!("a guard of a test");
+    });
+    let job = rig.get(1, JobOptions::new().queue(&queue, 7), guard);
+    let to = Blocks::new(&rig.memory, &[9]);
+    let refused = rig.store.get(&keys(0..1), to, JobOptions::new().queue(&queue, 8), 5);
+    let refused = refused.unwrap_err();
+    assert!(matches!(refused.cause, StoreError::Queue(_)) && refused.guard == 5, "{refused}");
+    assert!(dropped.try_recv().is_err());
+    rig.engine.release_all();
+    let outcome = queue.wait(Some(soon())).unwrap();
+    assert_eq!((outcome.tag, outcome.is_ok(), outcome.results.len()), (7, true, 1));
+    assert_eq!(dropped.recv().unwrap(), 0);
+    let outcome = job.wait();
+    assert!(outcome.is_ok() && outcome.results.is_empty());
+    rig.check_rest();
+}
+
+#[test]
+fn a_cancellation_and_a_deadline_reach_the_transfer() {
+    let rig = Rig::new();
+    let cancelled = rig.get(1, JobOptions::new(), ());
+    cancelled.cancel();
+    let late = JobOptions::new().deadline(Instant::now() + Duration::from_millis(5));
+    let late = rig.store.get(&keys(1..2), Blocks::new(&rig.memory, &[9]), late, ()).unwrap();
+    thread::sleep(Duration::from_millis(10));
+    assert!(!cancelled.has_ended() && !late.has_ended());
+    rig.engine.release_all();
+    let (cancelled, late) = (cancelled.wait(), late.wait());
+    assert!(matches!(cancelled.results[..], [BlockResult::Cancelled]), "{cancelled:?}");
+    assert!(matches!(late.results[..], [BlockResult::TimedOut]), "{late:?}");
+    // A deadline that has passed copies nothing.
+    let late = rig.get(1, JobOptions::new().deadline(Instant::now()), ()).wait();
+    assert!(matches!(late.results[..], [BlockResult::TimedOut]), "{late:?}");
+    assert!(rig.has(8, 999));
+    let snapshot = rig.store.snapshot();
+    assert_eq!((snapshot.cancelled, snapshot.timed_out), (1, 2));
+    assert_eq!(snapshot.tiers[0].read_failures, 0);
+    rig.check_rest();
+}
+
+#[test]
+fn a_transfer_that_fails_or_is_refused_fails_the_job() {
+    let rig = Rig::new();
+    rig.engine.release_all();
+    for fault in [Fault::Engine, Fault::DropJob] {
+        rig.engine.fail_next(fault);
+        let outcome = rig.get(2, JobOptions::new(), ()).wait();
+        let failed = [BlockResult::is_ok(&outcome.results[0]), outcome.results[1].is_ok()];
+        assert_eq!(failed, [false; 2], "{outcome:?}");
+    }
+    assert_eq!(rig.store.snapshot().tiers[0].read_failures, 4);
+    let (sender, dropped) = mpsc::channel();
+    let hold = rig.memory.hold_for_write(&[8]).unwrap();
+    let job = rig.store.get(
+        &keys(0..1),
+        Blocks::new(&rig.memory, &[8]),
+        JobOptions::new(),
+        on_drop(move || sender.send(()).unwrap()),
+    );
+    // It ends before the submission returns.
+    dropped.try_recv().unwrap();
+    let outcome = job.unwrap().wait();
+    assert!(matches!(outcome.results[..], [BlockResult::Failed(_)]), "{outcome:?}");
+    drop(hold);
+    assert!(rig.get(1, JobOptions::new(), ()).wait().is_ok());
+    rig.check_rest();
+}
+
+#[test]
+fn a_waker_that_panics_keeps_no_job_from_its_end() {
+    let rig = Rig::new();
+    let mut job = pin!(rig.get(1, JobOptions::new(), ()).into_future());
+    let waker = Waker::from(Arc::new(Panics));
+    assert!(job.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    rig.engine.release_all();
+    assert_eq!(rig.store.drain(soon()).left, 0);
+    let polled = job.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(matches!(polled, Poll::Ready(outcome) if outcome.is_ok()));
+    rig.check_rest();
+}
+
+#[test]
+fn a_drain_and_a_close_wait_for_the_transfer() {
+    let rig = Rig::new();
+    let job = rig.get(1, JobOptions::new(), ());
+    assert_eq!(rig.store.drain(Instant::now()).left, 1);
+    let left = thread::scope(|scope| {
+        let close = scope.spawn(|| rig.store.close(Instant::now() + Duration::from_millis(20)));
+        thread::sleep(Duration::from_millis(200));
+        assert!(!close.is_finished() && !job.has_ended());
+        rig.engine.release_all();
+        close.join().unwrap().left
+    });
+    assert_eq!(left, 1);
+    let outcome = job.wait();
+    assert!(matches!(outcome.results[..], [BlockResult::Cancelled]), "{outcome:?}");
+}
+
+#[test]
+fn a_guard_that_closes_the_store_waits_neither_for_its_own_job_nor_for_another() {
+    let rig = Rig::new();
+    let (clone, (sender, closed)) = (rig.store.clone(), mpsc::channel());
+    let guard = on_drop(move || {
+        clone.close(soon());
+        sender.send(()).unwrap();
+    });
+    let job = rig.get(1, JobOptions::new(), guard);
+    let other = rig.store.get(&keys(1..2), Blocks::new(&rig.memory, &[9]), JobOptions::new(), ());
+    rig.engine.release(1);
+    closed.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert!(job.wait().is_ok());
+    // The thread of the store ends it.
+    rig.engine.release_all();
+    let outcome = other.unwrap().wait();
+    assert!(matches!(outcome.results[..], [BlockResult::Cancelled]), "{outcome:?}");
+}
+
+#[test]
+fn a_forked_process_loses_the_job_of_its_parent() {
+    in_child("store::direct_gets::a_forked_process_loses_the_job_of_its_parent", || {
+        let rig = Rig::new();
+        let job = rig.get(1, JobOptions::new(), ());
+        in_fork(|| {
+            job.cancel();
+            assert!(job.has_ended());
+            let to = Blocks::new(&rig.memory, &[9]);
+            let refused = rig.store.get(&keys(1..2), to, JobOptions::new(), ());
+            assert!(matches!(refused.unwrap_err().cause, StoreError::Forked(_)));
+        });
+        rig.engine.release_all();
+        assert!(job.wait().is_ok());
+        rig.check_rest();
+    });
+}

@@ -1,0 +1,31 @@
+//! The end of a transfer without a completion.
+
+use std::sync::Arc;
+
+use crate::completion::waiter_progress::WaiterProgress;
+use crate::engine::finalizer::OutcomeSink;
+use crate::error::TransferError;
+use crate::explain::Report;
+
+/// Receives the end of a transfer that has no [completion](crate::Completion):
+/// [`TransferManager::submit_to`](crate::TransferManager::submit_to).
+///
+/// The transfer keeps the sink until the end. So the sink can own what must live until the copy has
+/// ended.
+pub trait EndSink: Send + Sync + 'static {
+    /// The transfer has ended. It is called once, on the thread that ends the transfer, which may be
+    /// the one that submits it.
+    ///
+    /// Like all code that runs there, it [must not wait](crate::TransferManager::submit) for another
+    /// transfer.
+    fn ended(&self, result: Result<Report, TransferError>);
+}
+
+impl<S: EndSink> OutcomeSink for S {
+    /// No thread waits.
+    fn invite_waiters(&self, _: &Arc<dyn WaiterProgress>) {}
+
+    fn publish(&self, result: Result<Report, TransferError>) {
+        self.ended(result);
+    }
+}
