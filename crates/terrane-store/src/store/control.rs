@@ -12,7 +12,6 @@ use terrane_core::sync::lock;
 use terrane_transfer::{Layers, Ticket};
 
 use crate::slab::{JobId, Priority, Slabs};
-use crate::store::direct::DirectEnd;
 use crate::store::executor::{Executor, Timed};
 use crate::store::outcome::OutcomeCell;
 use crate::store::result::BlockResult;
@@ -38,13 +37,11 @@ pub(crate) struct JobControl {
     id: JobId,
     pub(crate) outcome: OutcomeCell,
     deadline: Option<Instant>,
-    pub(crate) executor: Executor,
+    executor: Executor,
     slabs: Option<Slabs>,
     is_cancelled: AtomicBool,
     priority: AtomicU8,
     state: Mutex<Reached>,
-    /// The end of a get without a task, until it has come.
-    pub(crate) direct: Mutex<Option<DirectEnd>>,
 }
 
 /// The waits and copies that a cancellation and a raise have to reach.
@@ -84,7 +81,6 @@ impl JobControl {
             is_cancelled: AtomicBool::new(false),
             priority: AtomicU8::new(number(priority)),
             state: Mutex::default(),
-            direct: Mutex::new(None),
         }
     }
 

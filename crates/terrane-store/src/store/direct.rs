@@ -1,7 +1,7 @@
 //! Gets that are one transfer from a tier of memory. They have no task, which would take longer to make
 //! than to look the blocks up.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
@@ -9,7 +9,6 @@ use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
 use terrane_transfer::{EndSink, Endpoint, Report, TransferError, TransferManager};
 
-use crate::store::control::JobControl;
 use crate::store::get::count_use;
 use crate::store::job::Job;
 use crate::store::options::JobOptions;
@@ -35,8 +34,14 @@ pub(crate) struct DirectGet<'a> {
     pins: SmallVec<[PinnedSlot; 1]>,
 }
 
+/// Receives the end of such a get's transfer.
+struct DirectSink {
+    /// `None` once the end has come.
+    end: Mutex<Option<DirectEnd>>,
+}
+
 /// What the end of such a get needs.
-pub(crate) struct DirectEnd {
+struct DirectEnd {
     pins: SmallVec<[PinnedSlot; 1]>,
     /// The caller's guard.
     guard: Option<Box<dyn Send>>,
@@ -103,14 +108,14 @@ impl DirectGet<'_> {
         pins.iter().for_each(|pin| sources.push(pin.block.slot));
         core.executor.enter();
         let end = DirectEnd { pins, guard: Some(Box::new(guard)), parts: Some(parts) };
-        *lock(&control.direct) = Some(end);
+        let sink = Arc::new(DirectSink { end: Mutex::new(Some(end)) });
         let options = (tokens, options.deadline, options.device_order.as_ref());
         let blocks = (&sources[..], destination.blocks());
         let transfer = transfer((&memory.endpoint, to), blocks, options);
-        match manager.submit_to(transfer, Arc::clone(&control)) {
+        match manager.submit_to(transfer, Arc::clone(&sink)) {
             Ok(ticket) => control.add_ticket(ticket),
             Err(cause) => {
-                let end = lock(&control.direct).take();
+                let end = lock(&sink.end).take();
                 if let Some(end) = end {
                     end.finish(Err(failed(cause)));
                 }
@@ -120,14 +125,15 @@ impl DirectGet<'_> {
     }
 }
 
-impl EndSink for JobControl {
+impl EndSink for DirectSink {
     /// The rest is done on the store's thread: guards and wakers are foreign code, and an engine has
     /// other transfers to end.
     fn ended(&self, result: Result<Report, TransferError>) {
-        let end = lock(&self.direct).take();
-        if let Some(end) = end {
+        let end = lock(&self.end).take();
+        let executor = end.as_ref().and_then(|end| Some(end.parts.as_ref()?.core.executor.clone()));
+        if let (Some(end), Some(executor)) = (end, executor) {
             let result = result.map(|_| ()).map_err(failed);
-            self.executor.call(move || end.finish(result));
+            executor.call(move || end.finish(result));
         }
     }
 }
