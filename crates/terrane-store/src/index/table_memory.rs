@@ -1,19 +1,58 @@
 //! The memory of an index's tables, and its way into the cache.
 
 use std::mem::MaybeUninit;
+use std::num::NonZeroUsize;
+use std::sync::Mutex;
+use std::thread;
 
 use rustix::mm::{Advice, madvise};
+use terrane_core::sync::lock;
 
 const HUGE_PAGE: usize = 2 << 20;
 
+/// The bytes that a thread fills at least. A thread takes 50 µs to start, as long as for this much.
+const SHARE: usize = 16 << 20;
+
+/// The most threads that fill a table. More of them share the same memory bandwidth.
+const MOST_THREADS: usize = 4;
+
 /// So many default values, in huge pages where the system has them: a random read of a large table
-/// otherwise costs a page walk, too.
-pub(super) fn filled<T: Default>(count: usize) -> Box<[T]> {
-    let mut values = Vec::with_capacity(count);
+/// otherwise costs a page walk, too. Several threads fill a large table, because the kernel clears
+/// each page at its first use.
+#[expect(unsafe_code, reason = "the length of a vector that several threads have filled")]
+pub(super) fn filled<T: Default + Send>(count: usize) -> Box<[T]> {
+    let mut values: Vec<T> = Vec::with_capacity(count);
     // Before the first touch, which chooses the size of the pages.
     advise_huge_pages(values.spare_capacity_mut());
-    values.resize_with(count, T::default);
+    let memory = values.spare_capacity_mut().get_mut(..count).unwrap_or_default();
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MOST_THREADS);
+    let shares = (size_of_val(memory) / SHARE).clamp(1, threads);
+    fill(memory, count.div_ceil(shares).max(1));
+    // SAFETY: `fill` has returned, so it has written a value to each of the `count` places.
+    unsafe { values.set_len(count) };
     values.into()
+}
+
+/// Writes a value to each place, on several threads if the system has them, `share` places at a time.
+fn fill<T: Default + Send>(memory: &mut [MaybeUninit<T>], share: usize) {
+    let others = memory.len().div_ceil(share).saturating_sub(1);
+    let shares = Mutex::new(memory.chunks_mut(share));
+    let work = || {
+        loop {
+            let Some(part) = lock(&shares).next() else { return };
+            for place in part {
+                place.write(T::default());
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..others {
+            // Without another thread, this one fills all shares.
+            let thread = thread::Builder::new().name(String::from("terrane-recovery"));
+            let _ = thread.spawn_scoped(scope, work);
+        }
+        work();
+    });
 }
 
 #[expect(unsafe_code, reason = "advice about pages is given by their address")]
@@ -44,3 +83,40 @@ pub(super) fn prefetch<T>(value: &T) {
 
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) const fn prefetch<T>(_: &T) {}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    static MADE: AtomicUsize = AtomicUsize::new(0);
+
+    struct Counted(u64);
+
+    impl Default for Counted {
+        fn default() -> Self {
+            MADE.fetch_add(1, Ordering::Relaxed);
+            Self(7)
+        }
+    }
+
+    #[test]
+    #[expect(unsafe_code, reason = "the test reads what was written to spare capacity")]
+    fn each_place_is_filled_once_by_any_number_of_threads() {
+        let mut memory: Vec<Counted> = Vec::new();
+        for (count, share) in [(0, 1), (1, 1), (10, 3), (100, 100), (100, 1000), (64, 1)] {
+            MADE.store(0, Ordering::Relaxed);
+            memory.clear();
+            memory.reserve(count);
+            let places = &mut memory.spare_capacity_mut()[..count];
+            fill(places, share);
+            // SAFETY: `fill` has written to each of them.
+            let values = places.iter().map(|place| unsafe { place.assume_init_ref() }.0);
+            assert_eq!(values.filter(|value| *value == 7).count(), count);
+            assert_eq!(MADE.load(Ordering::Relaxed), count);
+        }
+        let large: Box<[u64]> = filled((SHARE * 3 / size_of::<u64>()) + 1);
+        assert!(large.iter().all(|value| *value == 0));
+    }
+}
