@@ -31,6 +31,7 @@ mod queue;
 mod slab;
 mod store;
 mod sync;
+mod table_memory;
 pub mod tools;
 
 pub use error::{KeyError, QueueError, StoreError};

@@ -1,5 +1,7 @@
 //! Doubly linked lists of slots, over two arrays: no allocation for an entry.
 
+use crate::table_memory::filled;
+
 /// No slot.
 const NONE: u32 = u32::MAX;
 
@@ -20,7 +22,7 @@ pub(super) struct List {
 impl Links {
     pub(super) fn new(slots: u32) -> Self {
         let slots = usize::try_from(slots).unwrap_or(usize::MAX);
-        Self { neighbours: vec![[NONE; 2]; slots].into_boxed_slice() }
+        Self { neighbours: filled(slots, || [NONE; 2]) }
     }
 
     /// The neighbour on the side of the older slots, and that on the side of the newer ones.

@@ -2,9 +2,9 @@
 
 use terrane_core::convert::{to_u64, to_usize};
 
-use super::table_memory::{filled, prefetch};
 use crate::KeyHash;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::table_memory::{filled, prefetch};
 
 /// Enough that threads rarely meet.
 pub(super) const SHARDS: usize = 64;
@@ -57,7 +57,7 @@ impl Buckets {
         let mean = slots.div_ceil(SHARDS);
         let most = mean + mean / 4 + 8 * mean.isqrt() + ENTRIES;
         let of_shard = most.min(slots).div_ceil(ENTRIES);
-        Self { buckets: filled(of_shard * SHARDS), of_shard }
+        Self { buckets: filled(of_shard * SHARDS, Default::default), of_shard }
     }
 
     /// The bytes of the table.
@@ -81,7 +81,7 @@ impl Buckets {
     }
 
     /// Loads the first bucket of a key into the cache.
-    pub(super) fn prefetch(&self, home: Home) {
+    pub(crate) fn prefetch(&self, home: Home) {
         self.bucket(home, 0).into_iter().for_each(prefetch);
     }
 

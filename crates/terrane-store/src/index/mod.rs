@@ -3,7 +3,6 @@
 mod buckets;
 mod shard;
 mod slot_table;
-mod table_memory;
 
 use std::fmt;
 

@@ -1,9 +1,9 @@
 //! The block in each slot, in one array.
 
 use super::StoredBlock;
-use super::table_memory::{filled, prefetch};
 use crate::KeyHash;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::table_memory::{filled, prefetch};
 
 /// The block of each slot: 32 bytes a slot.
 ///
@@ -31,7 +31,7 @@ const REMOVED: u32 = 1 << 31;
 
 impl SlotTable {
     pub(super) fn new(slots: u32) -> Self {
-        Self { slots: filled(usize::try_from(slots).unwrap_or(usize::MAX)) }
+        Self { slots: filled(usize::try_from(slots).unwrap_or(usize::MAX), Default::default) }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -58,7 +58,7 @@ impl SlotTable {
     }
 
     /// Loads the entry of a slot into the cache.
-    pub(super) fn prefetch(&self, slot: u32) {
+    pub(crate) fn prefetch(&self, slot: u32) {
         self.entry(slot).into_iter().for_each(prefetch);
     }
 

@@ -1,4 +1,4 @@
-//! The memory of an index's tables, and its way into the cache.
+//! The memory of large tables, and its way into the cache.
 
 use std::mem::MaybeUninit;
 use std::num::NonZeroUsize;
@@ -16,32 +16,32 @@ const SHARE: usize = 16 << 20;
 /// The most threads that fill a table. More of them share the same memory bandwidth.
 const MOST_THREADS: usize = 4;
 
-/// So many default values, in huge pages where the system has them: a random read of a large table
+/// So many equal values, in huge pages where the system has them: a random read of a large table
 /// otherwise costs a page walk, too. Several threads fill a large table, because the kernel clears
 /// each page at its first use.
 #[expect(unsafe_code, reason = "the length of a vector that several threads have filled")]
-pub(super) fn filled<T: Default + Send>(count: usize) -> Box<[T]> {
+pub(crate) fn filled<T: Send>(count: usize, value: impl Fn() -> T + Sync) -> Box<[T]> {
     let mut values: Vec<T> = Vec::with_capacity(count);
     // Before the first touch, which chooses the size of the pages.
     advise_huge_pages(values.spare_capacity_mut());
     let memory = values.spare_capacity_mut().get_mut(..count).unwrap_or_default();
     let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MOST_THREADS);
     let shares = (size_of_val(memory) / SHARE).clamp(1, threads);
-    fill(memory, count.div_ceil(shares).max(1));
+    fill(memory, count.div_ceil(shares).max(1), &value);
     // SAFETY: `fill` has returned, so it has written a value to each of the `count` places.
     unsafe { values.set_len(count) };
     values.into()
 }
 
 /// Writes a value to each place, on several threads if the system has them, `share` places at a time.
-fn fill<T: Default + Send>(memory: &mut [MaybeUninit<T>], share: usize) {
+fn fill<T: Send>(memory: &mut [MaybeUninit<T>], share: usize, value: &(impl Fn() -> T + Sync)) {
     let others = memory.len().div_ceil(share).saturating_sub(1);
     let shares = Mutex::new(memory.chunks_mut(share));
     let work = || {
         loop {
             let Some(part) = lock(&shares).next() else { return };
             for place in part {
-                place.write(T::default());
+                place.write(value());
             }
         }
     };
@@ -74,7 +74,7 @@ fn advise_huge_pages<T>(memory: &mut [MaybeUninit<T>]) {
 /// Loads the cache line of a value ahead of its first use.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "the instruction takes an address")]
-pub(super) fn prefetch<T>(value: &T) {
+pub(crate) fn prefetch<T>(value: &T) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     // SAFETY: every x86-64 processor has the instruction, and it accesses no memory that it is not
     // allowed to.
@@ -82,7 +82,7 @@ pub(super) fn prefetch<T>(value: &T) {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) const fn prefetch<T>(_: &T) {}
+pub(crate) const fn prefetch<T>(_: &T) {}
 
 #[cfg(test)]
 mod tests {
@@ -94,8 +94,8 @@ mod tests {
 
     struct Counted(u64);
 
-    impl Default for Counted {
-        fn default() -> Self {
+    impl Counted {
+        fn new() -> Self {
             MADE.fetch_add(1, Ordering::Relaxed);
             Self(7)
         }
@@ -110,13 +110,13 @@ mod tests {
             memory.clear();
             memory.reserve(count);
             let places = &mut memory.spare_capacity_mut()[..count];
-            fill(places, share);
+            fill(places, share, &Counted::new);
             // SAFETY: `fill` has written to each of them.
             let values = places.iter().map(|place| unsafe { place.assume_init_ref() }.0);
             assert_eq!(values.filter(|value| *value == 7).count(), count);
             assert_eq!(MADE.load(Ordering::Relaxed), count);
         }
-        let large: Box<[u64]> = filled((SHARE * 3 / size_of::<u64>()) + 1);
-        assert!(large.iter().all(|value| *value == 0));
+        let large: Box<[u64]> = filled((SHARE * 3 / size_of::<u64>()) + 1, || 3);
+        assert!(large.iter().all(|value| *value == 3));
     }
 }
