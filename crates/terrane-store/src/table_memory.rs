@@ -25,8 +25,12 @@ pub(crate) fn filled<T: Send>(count: usize, value: impl Fn() -> T + Sync) -> Box
     // Before the first touch, which chooses the size of the pages.
     advise_huge_pages(values.spare_capacity_mut());
     let memory = values.spare_capacity_mut().get_mut(..count).unwrap_or_default();
-    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MOST_THREADS);
-    let shares = (size_of_val(memory) / SHARE).clamp(1, threads);
+    let shares = (size_of_val(memory) / SHARE).clamp(1, MOST_THREADS);
+    let shares = match shares {
+        1 => 1,
+        // The number of processors is read from files.
+        shares => thread::available_parallelism().map_or(1, NonZeroUsize::get).min(shares),
+    };
     fill(memory, count.div_ceil(shares).max(1), &value);
     // SAFETY: `fill` has returned, so it has written a value to each of the `count` places.
     unsafe { values.set_len(count) };
@@ -48,7 +52,7 @@ fn fill<T: Send>(memory: &mut [MaybeUninit<T>], share: usize, value: &(impl Fn()
     thread::scope(|scope| {
         for _ in 0..others {
             // Without another thread, this one fills all shares.
-            let thread = thread::Builder::new().name(String::from("terrane-recovery"));
+            let thread = thread::Builder::new().name(String::from("terrane-fill"));
             let _ = thread.spawn_scoped(scope, work);
         }
         work();

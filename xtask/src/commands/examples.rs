@@ -34,7 +34,7 @@ pub fn example(workspace: &Workspace, example: &str) -> Result<Tool> {
         }
     }
     with_nixl(workspace, Tool::cargo(workspace))?
-        .args(["test", "--quiet", "--workspace", "--all-features", "--no-run"])
+        .args(["build", "--quiet", "--workspace", "--all-features"])
         .args(EXAMPLES.iter().flat_map(|(_, example)| ["--example", example]))
         .run()?;
     let program = workspace.target().join("debug/examples").join(example);

@@ -104,13 +104,20 @@ pub fn build(workspace: &Workspace) -> Result<PathBuf> {
 /// Copies the driver to `folder`, unless the same bytes are there.
 ///
 /// A running test keeps the file that it has loaded under one name. If that file were replaced, a
-/// library that opens the driver by its other name would get a second driver, which knows none of
-/// the first one's contexts.
+/// library that opens the driver by its other name would get a second driver. That one knows no
+/// context of the first one.
 fn place(built: &Path, folder: &Path) -> Result<()> {
     // Two steps of the gate may do this at the same time.
     let lock = folder.join("lock");
     let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
     lock.lock().with_context(|| format!("cannot lock {}", folder.display()))?;
+    // Other libraries first try the name without the number.
+    let short = folder.join("libcuda.so");
+    if let Err(error) = symlink("libcuda.so.1", &short)
+        && error.kind() != ErrorKind::AlreadyExists
+    {
+        return Err(error).with_context(|| format!("cannot link {}", short.display()));
+    }
     let bytes = fs::read(built).with_context(|| format!("cannot read {}", built.display()))?;
     let library = folder.join("libcuda.so.1");
     if fs::read(&library).is_ok_and(|there| there == bytes) {
@@ -119,15 +126,7 @@ fn place(built: &Path, folder: &Path) -> Result<()> {
     // An atomic rename, because a running test may have mapped the file.
     let fresh = folder.join("libcuda.so.1.new");
     fs::write(&fresh, &bytes).with_context(|| format!("cannot write {}", fresh.display()))?;
-    fs::rename(&fresh, &library).with_context(|| format!("cannot put {}", library.display()))?;
-    // Other libraries first try the name without the number.
-    let short = folder.join("libcuda.so");
-    match symlink("libcuda.so.1", &short) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-            Err(error).with_context(|| format!("cannot link {}", short.display()))
-        }
-        _ => Ok(()),
-    }
+    fs::rename(&fresh, &library).with_context(|| format!("cannot put {}", library.display()))
 }
 
 /// Builds the driver and sets the variables by which programs of `tool` find it.
@@ -176,6 +175,7 @@ mod tests {
         let first = place_bytes(b"first");
         // The file is open, so its number is not used again.
         let _open = File::open(&library).unwrap();
+        fs::remove_file(folder.join("libcuda.so")).unwrap();
         assert_eq!(place_bytes(b"first"), first, "a running test may have loaded it");
         assert_ne!(place_bytes(b"second"), first);
         fs::remove_dir_all(&folder).unwrap();

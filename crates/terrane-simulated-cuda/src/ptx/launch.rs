@@ -13,6 +13,10 @@ use crate::space::{Reach, Space};
 /// The maximum number of bytes of a block's shared memory.
 const MOST_SHARED: u64 = 227 << 10;
 
+/// In one launch of so many, each thread runs up to its next barrier alone. A kernel without a
+/// barrier that its threads need then gives wrong results, even if they are of one warp.
+const SEPARATE: u64 = 128;
+
 /// A kernel with its arguments, and its progress.
 #[derive(Debug)]
 pub struct Launch {
@@ -26,6 +30,8 @@ pub struct Launch {
     done: u64,
     /// The order of these units: the n-th is `first + step * n`.
     order: Option<(u64, u64)>,
+    /// The number of threads that run together.
+    together: usize,
 }
 
 impl Launch {
@@ -65,7 +71,17 @@ impl Launch {
         }
         let units =
             if kernel.has_barriers { blocks } else { blocks * threads.div_ceil(wide(LANES)) };
-        Ok(Self { kernel, parameters, grid, block, shared, units, done: 0, order: None })
+        Ok(Self {
+            kernel,
+            parameters,
+            grid,
+            block,
+            shared,
+            units,
+            done: 0,
+            order: None,
+            together: LANES,
+        })
     }
 
     /// Runs some of the warps, or of the blocks.
@@ -83,6 +99,9 @@ impl Launch {
             let mut stride = 1 + random.below(self.units);
             while greatest_common_divisor(stride, self.units) != 1 {
                 stride += 1;
+            }
+            if random.below(SEPARATE) == 0 {
+                self.together = 1;
             }
             (random.below(self.units), stride)
         });
@@ -119,8 +138,11 @@ impl Launch {
         let block = place(block, self.grid);
         let mut shared = vec![0; self.shared];
         let threads: Vec<[u32; 3]> = threads.map(|thread| place(thread, self.block)).collect();
-        let warps = threads.chunks(LANES).map(|threads| Warp::new(&self.kernel, threads, block));
-        let mut running: Vec<Warp> = warps.collect();
+        let parts = threads.chunks(self.together).zip((0..).step_by(self.together));
+        let warp = |(threads, first): (&[_], usize)| {
+            Warp::new(&self.kernel, threads, first % LANES, block)
+        };
+        let mut running: Vec<Warp> = parts.map(warp).collect();
         while !running.is_empty() {
             let mut waiting = Vec::new();
             for mut warp in running {

@@ -12,7 +12,7 @@ use crate::arena::wide;
 use crate::code::{Code, Outcome};
 use crate::space::{Reach, Space, Window};
 
-/// The number of instructions after which a warp counts as endless.
+/// The number of instructions, of all groups, after which a warp counts as endless.
 const MOST_INSTRUCTIONS: u64 = 1 << 30;
 const LAUNCH_TIMEOUT: Code = Code(702);
 
@@ -44,6 +44,8 @@ pub struct Warp {
     groups: Vec<Group>,
     /// The position of each thread in its block, by dimension.
     index: [Lanes; 3],
+    /// The number of the first thread in its warp.
+    first_lane: u64,
     block: [u32; 3],
 }
 
@@ -56,8 +58,9 @@ pub enum Stop {
 }
 
 impl Warp {
-    /// The warp of the threads at these positions in their block, at most [`LANES`].
-    pub fn new(kernel: &Kernel, threads: &[[u32; 3]], block: [u32; 3]) -> Self {
+    /// The threads at these positions in their block: a warp of at most [`LANES`], or the part of
+    /// one that begins at `first_lane`.
+    pub fn new(kernel: &Kernel, threads: &[[u32; 3]], first_lane: usize, block: [u32; 3]) -> Self {
         let mut index = [[0; LANES]; 3];
         let mut mask = 0;
         for (lane, thread) in threads.iter().enumerate().take(LANES) {
@@ -73,6 +76,7 @@ impl Warp {
             local: vec![vec![0; kernel.local]; threads.len()],
             groups: vec![(0, mask)],
             index,
+            first_lane: wide(first_lane),
             block,
         }
     }
@@ -166,7 +170,9 @@ impl Warp {
             Operand::Special(Special::Threads(dimension)) => of(&machine.block, dimension),
             Operand::Special(Special::Block(dimension)) => of(&self.block, dimension),
             Operand::Special(Special::Blocks(dimension)) => of(&machine.grid, dimension),
-            Operand::Special(Special::Lane) => std::array::from_fn(wide),
+            Operand::Special(Special::Lane) => {
+                std::array::from_fn(|lane| wide(lane) + self.first_lane)
+            }
         }
     }
 

@@ -27,7 +27,8 @@ pub trait EvictionPolicy: Send + Sync + fmt::Debug + 'static {
     fn insert(&self, slot: u32, key: KeyHash);
 
     /// Blocks were stored in these slots, one after the other: those of an earlier session. `key_of`
-    /// returns the key of the block in a slot. The default implementation [inserts](Self::insert) each.
+    /// returns the key of the block in a slot; each of these slots has one. The default implementation
+    /// [inserts](Self::insert) each.
     fn insert_all(
         &self,
         slots: &mut dyn Iterator<Item = u32>,

@@ -1,6 +1,8 @@
 //! Gets that are one transfer from a tier of memory. They have no task, which would take longer to make
 //! than to look the blocks up.
 
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -49,7 +51,7 @@ struct DirectEnd {
     parts: Option<EndParts>,
 }
 
-/// Pins the blocks of a get if one transfer copies all of them. Otherwise nothing has changed.
+/// Pins the blocks of a get if one transfer copies all of them. Otherwise they are unpinned again.
 pub(crate) fn find<'a>(
     core: &'a Arc<StoreCore>,
     options: &JobOptions,
@@ -99,27 +101,29 @@ impl DirectGet<'_> {
         guard: G,
     ) -> Job {
         let Self { core, manager, memory, to, tokens, pins, .. } = self;
+        let control = Arc::clone(&parts.control);
+        let end = DirectEnd { pins, guard: Some(Box::new(guard)), parts: Some(parts) };
         // The head of a prefix is used last, so that its tail is evicted first.
-        for (key, pin) in keys.hashes.iter().zip(&pins).rev() {
+        for (key, pin) in keys.hashes.iter().zip(&end.pins).rev() {
             count_use(core, *key, pin);
         }
-        let control = Arc::clone(&parts.control);
         let mut sources = SmallVec::<[u32; MOST_BLOCKS]>::new();
-        pins.iter().for_each(|pin| sources.push(pin.block.slot));
-        core.executor.enter();
-        let end = DirectEnd { pins, guard: Some(Box::new(guard)), parts: Some(parts) };
+        end.pins.iter().for_each(|pin| sources.push(pin.block.slot));
         let sink = Arc::new(DirectSink { end: Mutex::new(Some(end)) });
         let options = (tokens, options.deadline, options.device_order.as_ref());
         let blocks = (&sources[..], destination.blocks());
         let transfer = transfer((&memory.endpoint, to), blocks, options);
-        match manager.submit_to(transfer, Arc::clone(&sink)) {
-            Ok(ticket) => control.add_ticket(ticket),
-            Err(cause) => {
+        let submit = || manager.submit_to(transfer, Arc::clone(&sink));
+        match catch_unwind(AssertUnwindSafe(submit)) {
+            Ok(Ok(ticket)) => control.add_ticket(ticket),
+            Ok(Err(cause)) => {
                 let end = lock(&sink.end).take();
                 if let Some(end) = end {
                     end.finish(Err(failed(cause)));
                 }
             }
+            // The job ends when the engine, or this function, drops the sink.
+            Err(_) => tracing::error!("a copy engine panicked in a submission"),
         }
         Job { control }
     }
@@ -164,7 +168,6 @@ impl DirectEnd {
         let guard = self.guard.take();
         call_foreign("the guard of a caller", || drop(guard));
         if let Some(parts) = self.parts.take() {
-            let _leaves = parts.core.executor.leaving();
             parts.publish(results);
         }
     }
@@ -172,10 +175,14 @@ impl DirectEnd {
 
 impl Drop for DirectEnd {
     fn drop(&mut self) {
-        // The end panicked, before it published an outcome.
-        if let Some(parts) = &self.parts {
+        // An engine or the end panicked, before an outcome was published.
+        let Some(parts) = &self.parts else { return };
+        if parts.core.owner.is_current() {
             let results = vec![BlockResult::Cancelled; parts.keys];
             self.end(results);
+        } else {
+            // The job is the parent process's.
+            let _left = ManuallyDrop::new((self.parts.take(), self.guard.take()));
         }
     }
 }

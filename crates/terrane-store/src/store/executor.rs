@@ -84,8 +84,7 @@ impl Executor {
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         // Once: below, a task is moved several times.
         let task = Box::pin(task);
-        self.enter();
-        let live = self.leaving();
+        let live = self.enter();
         let shared = Arc::clone(&self.shared);
         let schedule = move |runnable| shared.push(Ready::Task(runnable));
         let counted = async move {
@@ -97,13 +96,9 @@ impl Executor {
         run(Ready::Task(runnable));
     }
 
-    /// Counts a task, or a job without one. The thread does not end before it [leaves](Self::leaving).
-    pub(crate) fn enter(&self) {
+    /// Counts a task, or a job, until the returned value drops. The thread does not end before.
+    pub(crate) fn enter(&self) -> LiveTask {
         self.shared.tasks.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Counts what entered no more when this drops.
-    pub(crate) fn leaving(&self) -> LiveTask {
         LiveTask { executor: self.clone() }
     }
 

@@ -19,15 +19,19 @@ pub(crate) fn reload(
     names: &KeyNames,
     threads: NonZeroUsize,
 ) {
-    let parts = live.into_parts();
+    let mut parts: Vec<_> = live.into_parts().into_iter().enumerate().collect();
     let threads = threads.get().min(parts.len());
+    // Neighbours are in one shard of the index. Threads that take parts one after the other get some
+    // of different shards.
+    let stride = parts.len().div_ceil(threads.max(1)).max(1);
+    parts.sort_unstable_by_key(|&(index, _)| (index % stride, index));
     let parts = Mutex::new(parts);
     let work = || {
         let mut blocks: Vec<Vec<(KeyHash, StoredBlock)>> = vec![Vec::new(); rooms.len()];
         loop {
             // The guard ends with the statement.
             let next = lock(&parts).pop();
-            let Some(part) = next else { return };
+            let Some((_, part)) = next else { return };
             add_part(&part, &mut blocks, names);
             for (room, blocks) in rooms.iter().zip(&mut blocks) {
                 room.index.insert_all(blocks);

@@ -13,6 +13,7 @@ use crate::error::StoreError;
 use crate::queue::QueuePlace;
 use crate::slab::Priority;
 use crate::store::control::JobControl;
+use crate::store::executor::LiveTask;
 use crate::store::job::Job;
 use crate::store::options::JobOptions;
 use crate::store::outcome::JobOutcome;
@@ -105,6 +106,8 @@ pub(crate) struct EndParts {
     place: Option<(QueuePlace<JobOutcome>, u64)>,
     pub(crate) begun: Instant,
     pub(crate) keys: usize,
+    /// The thread that ends jobs lives until this drops. It drops after the store.
+    _live: LiveTask,
 }
 
 /// Begins a job. The guard is taken only if it begins.
@@ -129,7 +132,7 @@ pub(crate) fn begin(
     Ok((Job { control }, task, JobEnd { guard, parts: Some(parts) }))
 }
 
-/// Begins a job that ends with [`EndParts::publish`].
+/// Begins a job that ends with [`EndParts::publish`]. A drain waits for that call.
 pub(crate) fn begin_without_task(
     core: &Arc<StoreCore>,
     options: &JobOptions,
@@ -140,8 +143,11 @@ pub(crate) fn begin_without_task(
         None => None,
     };
     let control = core.control(keys, options.deadline, options.priority);
+    // Before the job is in the table: a close that sees the job finds the thread there, too.
+    let live = core.executor.enter();
     let in_table = core.jobs.begin(&control, JobOrigin::Caller)?;
-    Ok(EndParts { core: Arc::clone(core), control, in_table, place, begun: Instant::now(), keys })
+    let (core, begun) = (Arc::clone(core), Instant::now());
+    Ok(EndParts { core, control, in_table, place, begun, keys, _live: live })
 }
 
 /// Begins a job of the store itself. `None` if the store closes.
@@ -151,6 +157,7 @@ pub(crate) fn begin_internal(
     priority: Priority,
 ) -> Option<(Job, JobTask, JobEnd)> {
     let control = core.control(0, None, priority);
+    let live = core.executor.enter();
     let in_table = core.jobs.begin(&control, JobOrigin::Store).ok()?;
     let guard = GuardCell::default();
     let begun = Instant::now();
@@ -171,6 +178,7 @@ pub(crate) fn begin_internal(
         place: None,
         begun,
         keys: 0,
+        _live: live,
     };
     Some((Job { control }, task, JobEnd { guard, parts: Some(parts) }))
 }

@@ -13,8 +13,8 @@ use crate::explain::Report;
 /// The transfer keeps the sink until the end. So the sink can own what must live until the copy has
 /// ended.
 pub trait EndSink: Send + Sync + 'static {
-    /// The transfer has ended. It is called once, on the thread that ends the transfer, which may be
-    /// the one that submits it.
+    /// The transfer has ended. It is called at most once, on the thread that ends the transfer, which may be
+    /// the one that submits it. In a forked process the sink is dropped without a call.
     ///
     /// Like all code that runs there, it [must not wait](crate::TransferManager::submit) for another
     /// transfer.

@@ -2,6 +2,7 @@
 
 use std::future::{Future, IntoFuture};
 use std::pin::pin;
+use std::ptr::NonNull;
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::thread;
@@ -9,11 +10,14 @@ use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
 use terrane_store::{
-    BlockGroup, BlockResult, Blocks, CompletionQueue, Job, JobOptions, Presence, Store, StoreError,
+    BlockGroup, BlockResult, Blocks, CompletionQueue, Job, JobOptions, Presence, Spans, Store,
+    StoreError,
 };
 use terrane_testkit::engine::{Fault, SimulatedEngine, SimulatedEngineOptions};
 use terrane_testkit::process::{in_child, in_fork};
-use terrane_transfer::{CopyEngine, Endpoint, TransferManager};
+use terrane_transfer::{
+    CopyEngine, CopyJob, Declined, Endpoint, Quote, TransferManager, TransferOptions, TransferPlan,
+};
 
 use super::harness::{assert_at_rest, content, key, keys, soon};
 use super::memory_tiers::{bytes_of, engine_layout, fill};
@@ -179,6 +183,52 @@ fn a_transfer_that_fails_or_is_refused_fails_the_job() {
     drop(hold);
     assert!(rig.get(1, JobOptions::new(), ()).wait().is_ok());
     rig.check_rest();
+}
+
+/// An engine whose submissions panic.
+#[derive(Debug)]
+struct PanicsInSubmit(SimulatedEngine);
+
+// SAFETY: it copies nothing, and the job ends when it drops.
+#[expect(unsafe_code, reason = "the trait promises what an engine does with memory")]
+unsafe impl CopyEngine for PanicsInSubmit {
+    fn name(&self) -> &'static str {
+        "panics"
+    }
+
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
+        self.0.quote(plan, options)
+    }
+
+    fn submit(&self, _job: CopyJob) {
+        panic!("a submission of a test");
+    }
+}
+
+#[test]
+fn a_submission_that_panics_fails_the_job_alone() {
+    let rig = Rig::new();
+    let engine = PanicsInSubmit(SimulatedEngine::new(SimulatedEngineOptions::default()));
+    let manager = TransferManager::new([Arc::new(engine) as Arc<dyn CopyEngine>]);
+    let builder = Store::builder().group(BlockGroup::of_layout("kv", rig.memory.layout()));
+    let (store, _) = builder.host(ByteCount::mib(1)).manager(&manager).open().unwrap();
+    let length = rig.memory.layout().geometry().block_bytes().to_usize();
+    let block = content(b"panic", length);
+    let mut spans = Spans::new();
+    let first = NonNull::from(block.first().unwrap());
+    spans.add(first.cast(), block.len());
+    // SAFETY: the bytes outlive the job, which only reads them.
+    #[expect(unsafe_code, reason = "a put of host memory without an engine")]
+    let source = unsafe { Blocks::spans(spans) };
+    let put = store.put(&keys(0..1), source, JobOptions::new(), ()).unwrap().wait();
+    assert!(put.is_ok(), "{put:?}");
+    let (sender, dropped) = mpsc::channel();
+    let guard = on_drop(move || sender.send(()).unwrap());
+    let to = Blocks::new(&rig.memory, &[8]);
+    let outcome = store.get(&keys(0..1), to, JobOptions::new(), guard).unwrap().wait();
+    assert!(!outcome.is_ok(), "{outcome:?}");
+    dropped.try_recv().unwrap();
+    assert_eq!(store.drain(soon()).left, 0);
 }
 
 #[test]
