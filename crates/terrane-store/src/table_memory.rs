@@ -71,7 +71,7 @@ fn advise_huge_pages<T>(memory: &mut [MaybeUninit<T>]) {
     // SAFETY: the range is inside `memory`, which this function borrows. The advice changes no byte.
     let advised = unsafe { madvise(first, whole, Advice::LinuxHugepage) };
     if let Err(error) = advised {
-        tracing::debug!(%error, "the tables of an index have base pages");
+        tracing::debug!(%error, "a large table has base pages");
     }
 }
 

@@ -21,8 +21,7 @@ impl Warp {
         at: &Lanes,
     ) -> Outcome {
         let (each, whole) = (to_usize(kind.bytes()), kind.bytes() * wide(to.len()));
-        for lane in lanes(mask) {
-            let at = at.get(lane).copied().unwrap_or(0);
+        for (lane, at) in lanes(mask, at) {
             let from = self.place(machine, shared, lane, memory, at, whole)?;
             for (index, &to) in to.iter().enumerate() {
                 // SAFETY: the whole span is in live memory: it was looked up above, under the same
@@ -49,8 +48,7 @@ impl Warp {
         }
         let (each, whole) = (to_usize(kind.bytes()), kind.bytes() * wide(from.len()));
         let from: Vec<Lanes> = from.iter().map(|&from| self.value(from, machine)).collect();
-        for lane in lanes(mask) {
-            let at = at.get(lane).copied().unwrap_or(0);
+        for (lane, at) in lanes(mask, at) {
             let to = self.place(machine, shared, lane, memory, at, whole)?;
             for (index, values) in from.iter().enumerate() {
                 let value = values.get(lane).copied().unwrap_or(0);
@@ -78,8 +76,7 @@ impl Warp {
             return Err(READ_ONLY);
         }
         let each = to_usize(kind.bytes());
-        for lane in lanes(mask) {
-            let at = at.get(lane).copied().unwrap_or(0);
+        for (lane, at) in lanes(mask, at) {
             let right = right.get(lane).copied().unwrap_or(0);
             let place = self.place(machine, shared, lane, memory, at, kind.bytes())?;
             // SAFETY: as for a load.

@@ -290,9 +290,9 @@ fn insert_group(groups: &mut Vec<Group>, (next, mask): Group) {
     }
 }
 
-/// The threads of a mask.
-pub(super) fn lanes(mask: Mask) -> impl Iterator<Item = usize> {
-    (0..LANES).filter(move |lane| mask >> lane & 1 == 1)
+/// The threads of a mask, each with its value.
+pub(super) fn lanes(mask: Mask, values: &Lanes) -> impl Iterator<Item = (usize, u64)> {
+    values.iter().copied().enumerate().filter(move |(lane, _)| mask >> lane & 1 == 1)
 }
 
 impl Machine<'_> {

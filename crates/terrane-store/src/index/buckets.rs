@@ -81,7 +81,7 @@ impl Buckets {
     }
 
     /// Loads the first bucket of a key into the cache.
-    pub(crate) fn prefetch(&self, home: Home) {
+    pub(super) fn prefetch(&self, home: Home) {
         self.bucket(home, 0).into_iter().for_each(prefetch);
     }
 

@@ -58,7 +58,7 @@ impl SlotTable {
     }
 
     /// Loads the entry of a slot into the cache.
-    pub(crate) fn prefetch(&self, slot: u32) {
+    pub(super) fn prefetch(&self, slot: u32) {
         self.entry(slot).into_iter().for_each(prefetch);
     }
 

@@ -71,8 +71,8 @@ pub(crate) fn find<'a>(
     let mut found: Option<DirectGet<'a>> = None;
     for index in 0..keys.len() {
         let (key, length) = (keys.hash(index), destination.length(index));
-        let pinned = core.tiers.iter().find_map(|tier| Some((tier, tier.room(group)?.pin(key)?)));
-        let (tier, pin) = pinned?;
+        let pin = core.pin(group, key)?;
+        let tier = core.tiers.get(pin.room.tier.index())?;
         let memory = tier.blocks(group)?;
         let tokens = info.transfer_tokens((&memory.facts, facts), length)?;
         if pin.block.length != length || !core.is_name(key, keys.bytes(index)) {

@@ -145,13 +145,12 @@ impl Get<'_> {
     fn locate(&self, index: usize) -> Located {
         let (core, group) = (&self.task.core, self.task.group);
         let key = self.keys.hash(index);
-        let find = || core.tiers.iter().find_map(|tier| tier.room(group)?.pin(key));
-        let found = match find() {
+        let found = match core.pin(group, key) {
             Some(pin) => pin,
             None => match core.claims.get(key) {
                 Some(claim) => return Located::Writing(claim),
                 // A put may have ended between the two looks.
-                None => match find() {
+                None => match core.pin(group, key) {
                     Some(pin) => pin,
                     None => return Located::Absent,
                 },

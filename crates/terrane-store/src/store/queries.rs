@@ -16,7 +16,7 @@ use crate::store::counters::RecentCause;
 use crate::store::event::Events;
 use crate::store::lease::{Lease, LeasePins};
 use crate::store::presence::{Presence, TierId};
-use crate::store::room::LeasedSlot;
+use crate::store::room::{LeasedSlot, PinnedSlot};
 use crate::store::shared::StoreCore;
 use crate::store::snapshot::{Misses, StoreSnapshot, TierSnapshot};
 use crate::store::tier::{Tier, count};
@@ -143,6 +143,11 @@ impl StoreCore {
         let at = Instant::now().checked_add(ttl).filter(|_| self.owner.is_current());
         let timer = at.map(|at| self.executor.timer(at, Arc::clone(&pins).into()));
         Lease { presence, pins, _timer: timer }
+    }
+
+    /// Pins a block in the fastest tier that has it.
+    pub(crate) fn pin(&self, group: u16, key: KeyHash) -> Option<PinnedSlot> {
+        self.tiers.iter().find_map(|tier| tier.room(group)?.pin(key))
     }
 
     fn lease(&self, group: u16, key: &[u8]) -> Option<LeasedSlot> {

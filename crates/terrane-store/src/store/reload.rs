@@ -21,8 +21,8 @@ pub(crate) fn reload(
 ) {
     let mut parts: Vec<_> = live.into_parts().into_iter().enumerate().collect();
     let threads = threads.get().min(parts.len());
-    // Neighbours are in one shard of the index. Threads that take parts one after the other get some
-    // of different shards.
+    // Neighbouring parts fill one shard of the index. In this order, several threads fill different
+    // shards.
     let stride = parts.len().div_ceil(threads.max(1)).max(1);
     parts.sort_unstable_by_key(|&(index, _)| (index % stride, index));
     let parts = Mutex::new(parts);

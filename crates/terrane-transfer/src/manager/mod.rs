@@ -155,9 +155,9 @@ impl TransferManager {
         }
     }
 
-    /// Starts a transfer whose end is reported to `sink`, which the transfer keeps until then. It
-    /// costs less than a [completion](Self::submit). Only the ticket can be waited for, and the states
-    /// of layers are not available.
+    /// Starts a transfer, and reports its end to `sink`. The transfer keeps the sink until then. This
+    /// costs less than a [completion](Self::submit). Callers can wait for the ticket, and get no
+    /// [`Layers`](crate::Layers).
     ///
     /// # Errors
     ///

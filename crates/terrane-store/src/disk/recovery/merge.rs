@@ -100,7 +100,7 @@ fn latest_of_each_key(puts: &[&LiveRecord]) -> Vec<bool> {
     let key = |at: usize| puts.get(at).map_or(KeyHash::new(0), |put| put.key_hash);
     let mut latest: HashTable<u32> = HashTable::with_capacity(puts.len());
     let widen = |at: u32| to_usize(at.into());
-    // A part with more records than that would not fit into memory.
+    // 2^32 records would be 512 GiB of journals, and checkpoints keep those far shorter.
     for (at, put) in (0_u32..).zip(puts) {
         let is_key = |&other: &u32| key(widen(other)) == put.key_hash;
         match latest.entry(spread(put.key_hash), is_key, |&other| spread(key(widen(other)))) {
