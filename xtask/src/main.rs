@@ -69,7 +69,7 @@ enum Task {
     Tidy,
     /// Formats the workspace, or with --check only lists the files that are not formatted
     Fmt(commands::lint::FmtArguments),
-    /// Lints all targets with clippy and all features, and the Python files with ruff
+    /// Lints all targets with clippy, with default and with all features, and the Python files with ruff
     Lint,
     /// Lints each library crate alone: without features, with the default ones, with each, with all
     Features,
