@@ -49,6 +49,8 @@ enum Task {
     /// random order (TERRANE_SIMULATED_SEED sets the seed), and once with all work as late as
     /// possible.
     Test(commands::test::Arguments),
+    /// Runs only the tests over the simulated CUDA driver, twice, as `test` does at its end
+    Simulated,
     /// Checks the rules that the compiler does not check: crate levels, file heads, unsafe proofs
     ///
     /// Prints one line per finding and fails if there is any. A test of the `xtask` crate runs the
@@ -179,6 +181,9 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
         Task::Gpu(arguments) => return commands::gpu::run(&workspace, arguments),
         Task::Test(arguments) => {
             return summed(|tally| commands::test::run(&workspace, arguments, tally));
+        }
+        Task::Simulated => {
+            return summed(|tally| commands::simulated::run(&workspace, &[], None, tally));
         }
         Task::Interop(arguments) => {
             return summed(|tally| commands::interop::run(&workspace, arguments, tally));

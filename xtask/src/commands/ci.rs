@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Error, Result};
 
 use crate::command::Tool;
-use crate::commands::{
-    doc, features, interop, lint, nixl, offload, package, python, remote, soak, test,
-};
+use crate::commands::{features, interop, lint, nixl, offload, python, remote, soak, test};
 use crate::tally::Tally;
 use crate::tidy;
 use crate::workspace::Workspace;
@@ -48,15 +46,15 @@ type Body = fn(&Workspace, &mut Tally) -> Result<()>;
 /// The gate. Cheap steps come first, so that most mistakes show within two minutes.
 ///
 /// The other steps often leave one of two cores idle while they link, download, or wait for one
-/// test. So two steps run at a time. Most steps of [`Run::Concurrent`] build in a folder or profile of
-/// their own, because cargo locks a profile's folder for one process.
-const STEPS: [Step; 18] = [
+/// test. So two steps run at a time. The first steps of [`Run::Concurrent`] build in a folder or profile
+/// of their own, because cargo locks a profile's folder for one process. The last ones reuse what
+/// `test` has built.
+const STEPS: [Step; 19] = [
     first("fmt", "fmt --check", |workspace, _| lint::check_format(workspace)),
     first("tidy", "tidy", |workspace, _| tidy::run(workspace)),
     first("nixl", "nixl", |workspace, _| nixl::provide(workspace).map(drop)),
     first("lint", "lint", |workspace, _| lint::lint(workspace)),
-    then("features", |workspace, _| features::run(workspace)),
-    then("test", |workspace, tally| test::run(workspace, &test::Arguments::default(), tally)),
+    then("test", |workspace, tally| test::run_once(workspace, &test::Arguments::default(), tally)),
     then("interop", |workspace, tally| {
         interop::run(workspace, &interop::Arguments::default(), tally)
     }),
@@ -64,13 +62,15 @@ const STEPS: [Step; 18] = [
     then("remote", remote::run),
     then("soak", |workspace, _| soak::run(workspace, &soak::Arguments::SHORT)),
     then("python", |workspace, tally| python::run(workspace, &python::Arguments::default(), tally)),
-    then("doc", |workspace, _| doc::run(workspace, &doc::Arguments::default())),
-    then("package", |workspace, _| package::run(workspace)),
+    then("features", |workspace, _| features::run(workspace)),
     concurrent("deny", "deny"),
     concurrent("compose", "compose"),
     concurrent("loom", "loom"),
     concurrent("asan", "asan"),
     concurrent("miri", "miri"),
+    concurrent("simulated", "simulated"),
+    concurrent("doc", "doc"),
+    concurrent("package", "package"),
 ];
 
 const fn first(name: &'static str, rerun: &'static str, body: Body) -> Step {

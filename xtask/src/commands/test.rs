@@ -30,6 +30,12 @@ pub const PROPTEST_SEED: &str = "1";
 
 /// Runs the tests with all features. The tests that need a device run again over a simulated one.
 pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
+    run_once(workspace, arguments, tally)?;
+    simulated::run(workspace, &arguments.package, arguments.filter.as_ref(), tally)
+}
+
+/// Runs the tests with all features, on the devices of this machine.
+pub fn run_once(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
     let chosen = chosen(workspace, &arguments.package)?;
     if chosen.iter().any(|package| simulated::can_use(workspace, package)) {
         simulated::build(workspace)?;
@@ -46,8 +52,7 @@ pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> R
         cargo = cargo.args(["--package", package]);
     }
     let cargo = cargo.arg("--").args(&arguments.filter).arg("--show-output");
-    run_counted(workspace, cargo, "test", tally)?;
-    simulated::run(workspace, &arguments.package, arguments.filter.as_ref(), tally)
+    run_counted(workspace, cargo, "test", tally)
 }
 
 /// Returns the members with these names, or all members.

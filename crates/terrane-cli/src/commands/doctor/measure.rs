@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
 use terrane_layout::{ElementFormat, LayoutConfig};
@@ -84,6 +84,8 @@ pub(crate) fn device(size: ByteCount) -> Answer {
     let measured = match bus {
         Ok(bus) => {
             let mut rows = Vec::new();
+            // Each case reports its own failure.
+            let _ = warm_up(&bus);
             for (key, to_host) in [("to-host", true), ("to-device", false)] {
                 rows.extend(row(key, Some("device 0"), || {
                     let (blocks, bytes) = (bus.blocks(), bus.block_bytes());
@@ -102,6 +104,17 @@ pub(crate) fn device(size: ByteCount) -> Answer {
         Err(error) => row("to-host", Some("device 0"), || Err(error)),
     };
     Answer { measured, ..Answer::default() }
+}
+
+/// Copies until an idle device has raised its clocks.
+fn warm_up(bus: &Bus) -> Result<(), Failure> {
+    const WARM_UP: Duration = Duration::from_millis(300);
+    let begun = Instant::now();
+    while begun.elapsed() < WARM_UP {
+        bus.pass(true)?;
+        bus.pass(false)?;
+    }
+    Ok(())
 }
 
 /// A fixed time and a rate.
