@@ -38,13 +38,21 @@ impl PairSorter {
             to_values.extend_from_slice(&self.table);
             return;
         }
-        to_keys.reserve(keys.len());
-        to_values.reserve(keys.len());
+        let (first_key, first_value) = (to_keys.len(), to_values.len());
+        to_keys.resize(first_key + keys.len(), 0);
+        to_values.resize(first_value + keys.len(), 0);
+        let to_keys = to_keys.get_mut(first_key..).unwrap_or_default();
+        let to_values = to_values.get_mut(first_value..).unwrap_or_default();
+        // The processor cannot predict which ids have a pair. So each id is written, and the next
+        // one replaces it if it has none.
+        let mut at = 0;
         for (key, &value) in (0_u32..).zip(&self.table) {
-            if value != NONE {
-                to_keys.push(key);
-                to_values.push(value);
-            }
+            let (Some(to_key), Some(to_value)) = (to_keys.get_mut(at), to_values.get_mut(at))
+            else {
+                break;
+            };
+            (*to_key, *to_value) = (key, value);
+            at += usize::from(value != NONE);
         }
     }
 
