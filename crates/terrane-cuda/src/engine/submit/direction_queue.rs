@@ -78,5 +78,6 @@ pub(crate) struct SubmittedChunk {
     /// The buffer that the chunk uses until the event.
     pub(crate) scratch: Option<Scratch>,
     pub(crate) bytes: u64,
-    pub(crate) count: Arc<JobProgress>,
+    /// Counts the bytes, unless the whole job is one chunk.
+    pub(crate) count: Option<Arc<JobProgress>>,
 }

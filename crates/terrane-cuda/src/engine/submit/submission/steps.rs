@@ -365,8 +365,11 @@ impl Steps {
             Some(chunker) => {
                 // A launch carries this many ids of each end.
                 let most = INLINE_BLOCKS / 2;
-                let lists =
-                    chunker.clone().any(|chunk| index(chunk.pairs.end - chunk.pairs.start) > most);
+                let lists = if chunker.fits_one_chunk() {
+                    index(chunker.pairs()) > most
+                } else {
+                    chunker.clone().any(|chunk| index(chunk.pairs.end - chunk.pairs.start) > most)
+                };
                 Self::Kernels { chunker, ctas, lists }
             }
             None => Self::runs(false),
