@@ -170,7 +170,7 @@ impl Submission {
         let Some(copies) = self.streams.first() else { return Ok(None) };
         let packing = self.streams.get(1).unwrap_or(copies);
         let Some(scratch) = &mut self.scratch else { return Ok(None) };
-        let (buffer, batch) = (scratch.address(), &mut scratch.batch);
+        let (buffer, batch) = scratch.address_and_batch();
         // A failed chunk may have left copies in the list.
         batch.clear();
         let Some(chunk) = staged.chunker.next() else { return Ok(None) };
