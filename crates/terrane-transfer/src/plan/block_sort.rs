@@ -13,7 +13,7 @@ pub(crate) struct PairSorter {
 /// No block: ids are below the number of blocks, which has 32 bits as well.
 const NONE: u32 = u32::MAX;
 
-/// At most this many pairs are sorted on the stack. Without a table, that takes half as long.
+/// At most this many pairs are sorted on the stack, which needs no table.
 const FEW: usize = 20;
 
 /// A table of all ids is faster with at most this many ids per pair. A table entry costs at most a
