@@ -79,7 +79,7 @@ impl Event {
     /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
     pub fn new(context: &Context, timing: Timing) -> Result<Self, CudaError> {
         let kind = if timing == Timing::On { EventKind::Timed } else { EventKind::Waited };
-        Self::with_kind(context, kind)
+        Self::with_kind(context, kind, NEW)
     }
 
     /// Creates an event after all work submitted to `stream` so far. Threads can query it and
@@ -93,18 +93,19 @@ impl Event {
     ///
     /// As for [`record`](Self::record).
     pub(crate) fn queried_after(stream: &Stream) -> Result<Self, CudaError> {
-        let event = Self::with_kind(stream.context(), EventKind::Queried)?;
-        event.record(stream)?;
+        let event = Self::with_kind(stream.context(), EventKind::Queried, BROKEN)?;
+        event.record_on(stream.raw())?;
         Ok(event)
     }
 
-    fn with_kind(context: &Context, kind: EventKind) -> Result<Self, CudaError> {
+    /// An event in this state, which is not recorded.
+    fn with_kind(context: &Context, kind: EventKind, state: u8) -> Result<Self, CudaError> {
         context.driver().check_process()?;
         let raw = match context.idle_events().take(kind) {
             Some(raw) => raw,
             None => RawEvent::create(context, kind)?,
         };
-        let (context, state) = (context.clone(), AtomicU8::new(NEW));
+        let (context, state) = (context.clone(), AtomicU8::new(state));
         Ok(Self(Arc::new(BorrowedEvent { raw, context, kind, state })))
     }
 

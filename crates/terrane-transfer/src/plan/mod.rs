@@ -181,7 +181,9 @@ impl TransferPlan {
     /// [destination](Self::destination_blocks), for engines that need the source's order.
     #[must_use]
     pub fn pairs_by_source(&self) -> [Vec<u32>; 2] {
-        let (mut sources, mut destinations) = (Vec::new(), Vec::new());
+        let pairs = self.source_blocks().len();
+        let (mut sources, mut destinations) =
+            (Vec::with_capacity(pairs), Vec::with_capacity(pairs));
         let ids = self.source.layout().geometry().num_blocks();
         let (keys, values) = (self.source_blocks(), self.destination_blocks());
         PairSorter::default().sort(keys, values, ids, [&mut sources, &mut destinations]);

@@ -110,8 +110,9 @@ fn sort_pairs(transfer: &Transfer, buffers: &mut Buffers) -> Result<(), Transfer
         buffers.sorter.sort(keys, values, ids, [destinations, sources]);
     }
     // Without a branch for each element, the compiler vectorises the comparison.
-    let is_next_to_itself = |found, pair: &[u32]| found | (pair[0] == pair[1]);
-    if !destinations.windows(2).fold(false, is_next_to_itself) {
+    let next = destinations.get(1..).unwrap_or_default();
+    let equals = |found, (one, next): (&u32, &u32)| found | (one == next);
+    if !destinations.iter().zip(next).fold(false, equals) {
         return Ok(());
     }
     match destinations.windows(2).find(|pair| pair[0] == pair[1]) {

@@ -23,7 +23,7 @@ pub(crate) struct InFlight {
     /// The event after the work before that, if the whole job takes long.
     before_end: Option<Event>,
     /// The predicted end, if it is known.
-    due: Option<Range<Instant>>,
+    due: Option<DueTime>,
     /// The thread that ends the job takes it out. No foreign code runs while it is locked.
     resources: Mutex<Option<JobResources>>,
     /// The receiver of arrived layers. Reporting runs foreign code, which may wait for this same
@@ -42,7 +42,7 @@ impl InFlight {
         end: Event,
         before_end: Option<Event>,
         layers: Vec<(Range<u32>, Event)>,
-        due: Option<Range<Instant>>,
+        due: Option<DueTime>,
     ) -> Arc<Self> {
         let signals = resources.job.layers().cloned();
         Arc::new(Self {
@@ -217,23 +217,34 @@ impl WaiterProgress for InFlight {
     }
 
     fn expected_end(&self) -> Option<Range<Instant>> {
-        self.due.clone()
+        self.due.as_ref().map(DueTime::range)
     }
 }
 
-/// The predicted end of a job with this remaining time, with a margin for falling asleep and waking
-/// up. `None` if the end is far off.
-pub(crate) fn due(left: Range<Duration>) -> Option<Range<Instant>> {
-    const FAR: Duration = Duration::from_millis(5);
-    const EARLY: Duration = Duration::from_micros(100);
-    const LATE: Duration = Duration::from_micros(250);
-    /// The tolerance of a prediction for a short job. A thread that wakes too early polls for this
-    /// time. A thread that wakes too late has delayed the end.
-    const TOLERANCE: Duration = Duration::from_micros(400);
-    if left.end > FAR {
-        return None;
+/// The prediction of an end. Few jobs are asked for it.
+#[derive(Debug)]
+pub(crate) struct DueTime {
+    predicted_at: Instant,
+    /// The remaining time, counted from then.
+    left: Range<Duration>,
+}
+
+impl DueTime {
+    /// The end of a job with this remaining time; `None` if the end is far off.
+    pub(crate) fn after(left: Range<Duration>) -> Option<Self> {
+        const FAR: Duration = Duration::from_millis(5);
+        (left.end <= FAR).then(|| Self { predicted_at: Instant::now(), left })
     }
-    let (now, start, end) = (Instant::now(), left.start, left.end);
-    let doubt = (start / 8).max((start / 2).min(TOLERANCE));
-    Some(now + (start - doubt).saturating_sub(EARLY)..now + end + end / 8 + LATE)
+
+    /// The predicted end, with a margin for falling asleep and waking up.
+    fn range(&self) -> Range<Instant> {
+        const EARLY: Duration = Duration::from_micros(100);
+        const LATE: Duration = Duration::from_micros(250);
+        /// The tolerance of a prediction for a short job. A thread that wakes too early polls for
+        /// this time. A thread that wakes too late has delayed the end.
+        const TOLERANCE: Duration = Duration::from_micros(400);
+        let (now, start, end) = (self.predicted_at, self.left.start, self.left.end);
+        let doubt = (start / 8).max((start / 2).min(TOLERANCE));
+        now + (start - doubt).saturating_sub(EARLY)..now + end + end / 8 + LATE
+    }
 }

@@ -27,7 +27,8 @@ pub(crate) struct JobResources {
     /// The checksums that kernels compute.
     pub(crate) sums: Option<Box<JobSums>>,
     pub(crate) job: CopyJob,
-    pub(crate) count: Arc<JobProgress>,
+    /// The count of the chunks that have ended; `None` if no chunk was counted.
+    pub(crate) count: Option<Arc<JobProgress>>,
     pub(crate) ends: [Arc<DeviceMapping>; 2],
     pub(crate) sample: Option<PathSample>,
     /// The kernels must stay loaded while they run, even if the engine drops.
@@ -40,7 +41,10 @@ impl JobResources {
         let Self { mut streams, scratch, lists, sums, job, count, ends, sample, kernels } = self;
         streams.mark_idle();
         if result.is_ok() {
-            count.complete();
+            match count {
+                Some(count) => count.complete(),
+                None => job.progress().add(job.plan().bytes()),
+            }
             if let Some(sample) = sample {
                 let (bytes, took) = (job.plan().bytes().get(), job.running_for());
                 let PathSample { corrections, direction, path, predicted } = sample;

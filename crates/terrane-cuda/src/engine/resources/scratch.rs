@@ -14,12 +14,15 @@ use crate::runtime::context::Context;
 use crate::runtime::event::Event;
 
 /// A buffer of the staged path. Dropping it frees its memory, so that another buffer can be
-/// allocated.
+/// allocated. Boxed, because each submit moves it several times.
 #[derive(Debug)]
-pub(crate) struct Scratch {
+pub(crate) struct Scratch(Box<Buffer>);
+
+#[derive(Debug)]
+struct Buffer {
     memory: DeviceMemory,
     /// The copies between the buffer and the host. Their lists are allocated once per buffer.
-    pub(crate) batch: Batch,
+    batch: Batch,
     _counted: CountedBuffer,
     /// The event after its last use. The buffer is free when the event is complete.
     used_until: Option<Event>,
@@ -27,12 +30,17 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     pub(crate) fn address(&self) -> u64 {
-        self.memory.address().get()
+        self.0.memory.address().get()
+    }
+
+    /// The address, and the list for the copies between the buffer and the host.
+    pub(crate) fn address_and_batch(&mut self) -> (u64, &mut Batch) {
+        (self.address(), &mut self.0.batch)
     }
 
     /// Records that the device uses the buffer until `event`.
     pub(crate) fn in_use_until(&mut self, event: Event) {
-        self.used_until = Some(event);
+        self.0.used_until = Some(event);
     }
 
     /// Whether the work of its last use has ended.
@@ -41,7 +49,7 @@ impl Scratch {
     ///
     /// The reason why that is unknown.
     fn is_free(&self) -> Result<bool, CudaError> {
-        self.used_until.as_ref().map_or(Ok(true), |event| event.is_complete())
+        self.0.used_until.as_ref().map_or(Ok(true), |event| event.is_complete())
     }
 }
 
@@ -81,12 +89,12 @@ impl ScratchAllocation {
     pub(crate) fn make(self) -> Result<Option<Scratch>, CudaError> {
         let request = RegionRequest::new(self.bytes).labelled("scratch of the copy engine");
         match self.allocator.allocate_memory(&request) {
-            Ok(memory) => Ok(Some(Scratch {
+            Ok(memory) => Ok(Some(Scratch(Box::new(Buffer {
                 memory,
                 batch: Batch::default(),
                 _counted: self.counted,
                 used_until: None,
-            })),
+            })))),
             Err(error) if !self.is_first && !error.is_device_lost() => {
                 tracing::debug!(%error, "no memory for another buffer; transfers share the others");
                 Ok(None)
@@ -176,7 +184,7 @@ impl ScratchPool {
 
     /// The event of the buffer that becomes free first.
     pub(crate) fn next_event(&self) -> Option<Event> {
-        self.lent.front().and_then(|scratch| scratch.used_until.clone())
+        self.lent.front().and_then(|scratch| scratch.0.used_until.clone())
     }
 
     /// The buffers whose events fail. It is unknown whether they are in use, so they must be freed,
@@ -192,7 +200,7 @@ impl ScratchPool {
 
 impl Drop for ScratchPool {
     fn drop(&mut self) {
-        for event in self.lent.iter().filter_map(|scratch| scratch.used_until.as_ref()) {
+        for event in self.lent.iter().filter_map(|scratch| scratch.0.used_until.as_ref()) {
             // If the wait fails, the state is unknown; freeing waits for the device in any case.
             let _ = event.wait();
         }

@@ -78,5 +78,6 @@ pub(crate) struct SubmittedChunk {
     /// The buffer that the chunk uses until the event.
     pub(crate) scratch: Option<Scratch>,
     pub(crate) bytes: u64,
-    pub(crate) count: Arc<JobProgress>,
+    /// Counts the bytes; `None` for a job that is submitted at once.
+    pub(crate) count: Option<Arc<JobProgress>>,
 }

@@ -66,16 +66,19 @@ impl Launcher<'_> {
         source: KernelEnd<'_>,
         destination: KernelEnd<'_>,
     ) -> Result<(), CudaError> {
+        // Clearing the ids reads less memory than copying a constant.
         let mut arguments = GridLaunch {
+            pairs: 0,
             layers: chunk.layers.end - chunk.layers.start,
             outers: grid.outers,
             rows: grid.rows,
             columns: grid.columns,
+            reserved: 0,
             bytes: grid.bytes.get(),
-            ..GridLaunch::EMPTY
+            source: self.end(chunk, source)?,
+            destination: self.end(chunk, destination)?,
+            inline_blocks: [0; INLINE_BLOCKS],
         };
-        arguments.source = self.end(chunk, source)?;
-        arguments.destination = self.end(chunk, destination)?;
         let mut first = chunk.pairs.start;
         while first < chunk.pairs.end {
             let left = chunk.pairs.end - first;

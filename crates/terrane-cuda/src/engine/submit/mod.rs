@@ -19,7 +19,7 @@ use terrane_transfer::calibration::Direction;
 use crate::engine::DeviceEngine;
 use crate::engine::complete::completion_queue::Task;
 use crate::engine::complete::failed_job::{FailedJob, engine_failure};
-use crate::engine::complete::in_flight::due;
+use crate::engine::complete::in_flight::DueTime;
 use crate::engine::path::quote::PathDecision;
 use crate::engine::submit::direction_queue::DirectionQueue;
 use crate::engine::submit::order_event::{OrderEvent, PendingOrder};
@@ -117,11 +117,15 @@ impl DeviceEngine {
         submission.submit_whole();
         submission.job().start();
         let predicted = submission.job().predicted();
-        let due = if at_once { due(predicted..predicted) } else { None };
-        loop {
+        let due = if at_once { DueTime::after(predicted..predicted) } else { None };
+        let mut is_left = true;
+        while is_left {
             match submission.step(&self.shared) {
-                Ok(Some(chunk)) => drop(queue.map(|queue| queue.lend(chunk))),
-                Ok(None) => break,
+                Ok(Some(chunk)) => {
+                    drop(queue.map(|queue| queue.lend(chunk)));
+                    is_left = !submission.is_submitted();
+                }
+                Ok(None) => is_left = false,
                 Err(failure) => {
                     return self.send_task(Task::Failed(FailedJob::new(
                         submission.into_resources(queue),

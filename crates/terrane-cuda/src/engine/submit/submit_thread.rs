@@ -1,10 +1,9 @@
 //! The threads that submit large jobs, one chunk at a time.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use terrane_core::ByteCount;
@@ -12,7 +11,7 @@ use terrane_transfer::CopyFailure;
 
 use crate::engine::complete::completion_queue::{CompletionThreads, Task};
 use crate::engine::complete::failed_job::{FailedJob, engine_failure};
-use crate::engine::complete::in_flight::due;
+use crate::engine::complete::in_flight::DueTime;
 use crate::engine::resources::scratch::ScratchOffer;
 use crate::engine::shared::Shared;
 use crate::engine::submit::direction_queue::{DirectionQueue, SubmittedChunk};
@@ -144,7 +143,7 @@ impl SubmitThread {
     }
 
     /// The predicted end of the chunks on the device, if no other job has chunks there.
-    fn due(&self, queued: &QueuedJob) -> Option<Range<Instant>> {
+    fn due(&self, queued: &QueuedJob) -> Option<DueTime> {
         let job = queued.submission.job();
         if !self.turns.is_empty() || job.layers().is_some() {
             return None;
@@ -156,7 +155,7 @@ impl SubmitThread {
             let share = bytes as f64 / job.plan().bytes().get().max(1) as f64;
             Duration::try_from_secs_f64(queued.predicted.as_secs_f64() * share.min(1.0)).ok()
         };
-        due(time(all - first)?..time(all)?)
+        DueTime::after(time(all - first)?..time(all)?)
     }
 
     /// Finishes a failed job once its submitted chunks complete.
@@ -238,8 +237,10 @@ impl SubmitThread {
     /// Waits for the oldest chunk. Returns whether there was one.
     fn retire_oldest(&mut self) -> bool {
         let Some(submitted) = self.pending.pop_front() else { return false };
-        if submitted.event.wait().is_ok() {
-            submitted.count.add(submitted.bytes);
+        if submitted.event.wait().is_ok()
+            && let Some(count) = &submitted.count
+        {
+            count.add(submitted.bytes);
         }
         true
     }

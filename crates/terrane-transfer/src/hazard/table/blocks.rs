@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
 use terrane_core::convert::to_usize;
 
 /// Block numbers, with possible duplicates.
@@ -11,12 +12,13 @@ pub(super) enum Blocks {
     Range(Range<u32>),
     /// Other blocks, and whether they are in ascending order, which allows binary search. They are
     /// sorted at the first search, which is rare.
-    List(Box<[u32]>, bool),
+    List(SmallVec<[u32; 16]>, bool),
 }
 
 impl Blocks {
     pub(super) fn new(blocks: &[u32]) -> Self {
-        range_of(blocks).map_or_else(|| Self::List(blocks.into(), false), Self::Range)
+        range_of(blocks)
+            .map_or_else(|| Self::List(SmallVec::from_slice(blocks), false), Self::Range)
     }
 
     /// Whether a block is one of these.

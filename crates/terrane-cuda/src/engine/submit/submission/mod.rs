@@ -5,7 +5,7 @@ mod sums;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use terrane_transfer::calibration::{CopyPath, Direction};
@@ -13,7 +13,7 @@ use terrane_transfer::{CopyFailure, CopyGrid, CopyJob};
 
 use crate::engine::checksums::job_sums::JobSums;
 use crate::engine::complete::failed_job::engine_failure;
-use crate::engine::complete::in_flight::InFlight;
+use crate::engine::complete::in_flight::{DueTime, InFlight};
 use crate::engine::complete::job_resources::{JobResources, PathSample};
 use crate::engine::complete::progress::JobProgress;
 use crate::engine::resources::block_lists::{BlockLists, MAX_SMALL_PAIRS, list_bytes};
@@ -53,7 +53,8 @@ pub(crate) struct Submission {
     /// The copy as strides; `None` if the driver copies run by run.
     grids: Arc<[CopyGrid]>,
     steps: Steps,
-    count: Arc<JobProgress>,
+    /// The count of copied bytes; `None` while no chunk is counted apart from the job's end.
+    count: Option<Arc<JobProgress>>,
     /// Events behind the latest chunks, with the total submitted bytes at each.
     marks: SmallVec<[(Event, u64); MARKS]>,
     submitted: u64,
@@ -102,7 +103,7 @@ impl Submission {
             lists: None,
             room: None,
             sums: JobSums::of(shared, &job, direction, || steps.order(&grids)),
-            count: JobProgress::new(&job),
+            count: None,
             job,
             kernels: shared.kernels.clone(),
             direction,
@@ -244,7 +245,9 @@ impl Submission {
                 plan.run_count() <= most && plan.bytes() <= shared.options.request_bytes
             }
             Steps::Kernels { chunker, .. } => {
-                chunker.pairs() <= MAX_SMALL_PAIRS && chunker.clone().nth(MOST_LAUNCHES).is_none()
+                let fits =
+                    || chunker.fits_one_chunk() || chunker.clone().nth(MOST_LAUNCHES).is_none();
+                chunker.pairs() <= MAX_SMALL_PAIRS && fits()
             }
             Steps::Staged(_) => false,
         }
@@ -310,7 +313,10 @@ impl Submission {
             let end = self.event_behind(shared, stream).map_err(engine_failure)?;
             self.marks.push((end, self.submitted));
         }
-        let count = Arc::clone(&self.count);
+        // Only the end of a job that is submitted at once is counted.
+        let job = &self.job;
+        let new = || JobProgress::new(job);
+        let count = (!self.is_whole).then(|| Arc::clone(self.count.get_or_insert_with(new)));
         Ok(Some(SubmittedChunk { event, scratch: self.scratch.take(), bytes, count }))
     }
 
@@ -355,7 +361,7 @@ impl Submission {
         self,
         shared: &Shared,
         predicted: Duration,
-        due: Option<Range<Instant>>,
+        due: Option<DueTime>,
     ) -> Result<Arc<InFlight>, Box<JobResources>> {
         let (direction, path, is_sampled) = (self.direction, self.path, self.is_sampled);
         let Self {

@@ -170,7 +170,7 @@ impl Submission {
         let Some(copies) = self.streams.first() else { return Ok(None) };
         let packing = self.streams.get(1).unwrap_or(copies);
         let Some(scratch) = &mut self.scratch else { return Ok(None) };
-        let (buffer, batch) = (scratch.address(), &mut scratch.batch);
+        let (buffer, batch) = scratch.address_and_batch();
         // A failed chunk may have left copies in the list.
         batch.clear();
         let Some(chunk) = staged.chunker.next() else { return Ok(None) };
@@ -365,8 +365,11 @@ impl Steps {
             Some(chunker) => {
                 // A launch carries this many ids of each end.
                 let most = INLINE_BLOCKS / 2;
-                let lists =
-                    chunker.clone().any(|chunk| index(chunk.pairs.end - chunk.pairs.start) > most);
+                let lists = if chunker.fits_one_chunk() {
+                    index(chunker.pairs()) > most
+                } else {
+                    chunker.clone().any(|chunk| index(chunk.pairs.end - chunk.pairs.start) > most)
+                };
                 Self::Kernels { chunker, ctas, lists }
             }
             None => Self::runs(false),
