@@ -109,10 +109,35 @@ pub(crate) enum Content {
 /// The checksum of any bytes that end with their own checksum: a property of this CRC.
 const RESIDUE: u64 = 0x0cef_cfc4_d490_91bd;
 
+/// Records whose checksums [`are_whole`] verifies together.
+pub(crate) const GROUP: usize = 32;
+
+/// The checksum of any [`GROUP`] records that each end with their own checksum.
+const GROUP_RESIDUE: u64 = 0x3790_bb31_6d73_0ab2;
+
+/// Whether the checksums of all records are right. One checksum of 4 KiB takes a tenth of the time of
+/// 32 checksums.
+///
+/// A record that its own checksum finds damaged never passes alone. Nor do several with equal
+/// differences from the right bytes or with zeros: their sum is one error times q(x)^1024, where q has a
+/// degree below 32, and the CRC's irreducible polynomial of degree 64 does not divide it. Several with
+/// other damage pass with probability 2⁻⁶⁴, like one with random bytes.
+pub(crate) fn are_whole(records: &[RecordBytes; GROUP]) -> bool {
+    crc(records.as_flattened()) == GROUP_RESIDUE
+}
+
 /// Decodes a record. `None` if its checksum, its format or a field is wrong.
 pub(crate) fn decode(bytes: &RecordBytes) -> Option<(Stamp, Content)> {
-    // Twice as fast as the checksum of the other 120 bytes: an opening computes one for each block.
-    if crc(bytes) != RESIDUE || bytes[1] != FORMAT {
+    // Twice as fast as the checksum of the other 120 bytes.
+    if crc(bytes) != RESIDUE {
+        return None;
+    }
+    decode_whole(bytes)
+}
+
+/// Decodes a record whose checksum is right. `None` if its format or a field is wrong.
+pub(crate) fn decode_whole(bytes: &RecordBytes) -> Option<(Stamp, Content)> {
+    if bytes[1] != FORMAT {
         return None;
     }
     let stamp = Stamp { sequence: u64_at(bytes, 8), epoch: u64_at(bytes, 16) };
@@ -225,6 +250,8 @@ fn finish(mut bytes: RecordBytes, into: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
+    use terrane_core::convert::to_u64;
+
     use super::*;
 
     const STAMP: Stamp = Stamp { sequence: 7, epoch: 3 };
@@ -289,6 +316,38 @@ mod tests {
             assert_eq!(whole(sum), RESIDUE);
             assert!((0..u64::BITS).all(|bit| whole(sum ^ 1 << bit) != RESIDUE));
         }
+    }
+
+    #[test]
+    fn whole_groups_have_one_checksum_and_damaged_ones_have_not() {
+        let group_of = |first: u64| {
+            let mut bytes = Vec::new();
+            for sequence in first..first + to_u64(GROUP) {
+                encode_remove(
+                    KeyHash::new(sequence.into()),
+                    Stamp { sequence, epoch: 3 },
+                    &mut bytes,
+                );
+            }
+            *bytes.as_chunks::<RECORD>().0.first_chunk::<GROUP>().unwrap()
+        };
+        for first in [1, 99, 1 << 40] {
+            let whole = group_of(first);
+            assert_eq!(crc(whole.as_flattened()), GROUP_RESIDUE);
+            for at in 0..GROUP {
+                for bit in (0..RECORD * 8).step_by(37) {
+                    let mut damaged = whole;
+                    damaged[at][bit / 8] ^= 1 << (bit % 8);
+                    assert!(!are_whole(&damaged), "record {at}, bit {bit}");
+                }
+                // The rest of a torn write.
+                let mut damaged = whole;
+                damaged[at..].fill([0; RECORD]);
+                assert!(!are_whole(&damaged), "zeros from record {at} on");
+            }
+        }
+        assert!(!are_whole(&[[0; RECORD]; GROUP]));
+        assert!(!are_whole(&[[0xff; RECORD]; GROUP]));
     }
 
     #[test]

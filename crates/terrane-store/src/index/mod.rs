@@ -4,10 +4,13 @@ mod buckets;
 mod shard;
 mod slot_table;
 
-use std::fmt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::{fmt, iter, thread};
 
 use crossbeam_utils::CachePadded;
 use terrane_core::convert::to_usize;
+use terrane_core::sync::lock;
 
 use crate::KeyHash;
 use crate::sync::read;
@@ -249,17 +252,33 @@ impl TierIndex {
         }
     }
 
-    /// Whether each slot has a block.
-    pub(crate) fn used_slots(&self) -> Vec<bool> {
-        let mut is_used = vec![false; self.capacity()];
-        for (number, shard) in self.shards.iter().enumerate() {
-            let _blocks = read(&shard.blocks);
-            for slot in self.buckets.slots(number) {
-                if let Some(is_used) = is_used.get_mut(to_usize(slot.into())) {
-                    *is_used = true;
+    /// Whether each slot has a block. The shards are read on so many threads, this one included.
+    pub(crate) fn used_slots(&self, threads: usize) -> Box<[AtomicBool]> {
+        let is_used: Box<[AtomicBool]> =
+            iter::repeat_with(AtomicBool::default).take(self.capacity()).collect();
+        let shards = Mutex::new(self.shards.iter().enumerate());
+        let work = || {
+            loop {
+                // The guard ends with the statement.
+                let next = lock(&shards).next();
+                let Some((number, shard)) = next else { return };
+                let _blocks = read(&shard.blocks);
+                for slot in self.buckets.slots(number) {
+                    if let Some(is_used) = is_used.get(to_usize(slot.into())) {
+                        // Relaxed: the threads are joined before the values are read.
+                        is_used.store(true, Ordering::Relaxed);
+                    }
                 }
             }
-        }
+        };
+        thread::scope(|scope| {
+            for _ in 1..threads.min(SHARDS) {
+                // Without another thread, this one reads all shards.
+                let thread = thread::Builder::new().name(String::from("terrane-load"));
+                let _ = thread.spawn_scoped(scope, work);
+            }
+            work();
+        });
         is_used
     }
 

@@ -116,10 +116,11 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
     let core = Arc::new_cyclic(|core| {
         let make = |(number, plan)| tier(number, plan, builder.eviction, core);
         let tiers: Vec<Tier> = (0_u8..).zip(plans).map(make).collect();
+        let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         if let Some((tier, live)) = tiers.last().filter(|tier| tier.is_disk()).zip(live) {
-            let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
             reload(&tier.rooms, live, &names, threads);
         }
+        tiers.iter().flat_map(|tier| &tier.rooms).for_each(|room| room.start(threads));
         StoreCore {
             owner: OwnerProcess::current(),
             hasher: KeyHasher::new(&secret),

@@ -49,7 +49,6 @@ pub(crate) fn reload(
         }
         work();
     });
-    rooms.iter().for_each(|room| room.after_recovery());
 }
 
 /// Adds the blocks of a part to those of their group, and the names of their keys.

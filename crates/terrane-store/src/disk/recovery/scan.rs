@@ -14,7 +14,8 @@ use crate::disk::error::CatalogError;
 use crate::disk::failure::failure;
 use crate::disk::live::LiveRecord;
 use crate::disk::record::{
-    Content, KEY_HEAD, Mark, PutFields, RECORD, RecordBytes, decode, key_head, key_part, key_parts,
+    Content, GROUP, KEY_HEAD, Mark, PutFields, RECORD, RecordBytes, Stamp, are_whole, decode,
+    decode_whole, key_head, key_part, key_parts,
 };
 use crate::key::KeyHash;
 
@@ -149,9 +150,15 @@ impl Worker<'_, '_> {
         let room = bytes.get_mut(..to_usize(wanted) * RECORD).unwrap_or_default();
         let read = source.file.read_at(room, source.offset + start * to_u64(RECORD))?;
         let (records, _) = bytes.get(..read).unwrap_or_default().as_chunks::<RECORD>();
+        let mut is_whole = false;
         for (at, record) in records.iter().enumerate() {
+            if at % GROUP == 0 {
+                let group = records.get(at..).and_then(|rest| rest.first_chunk());
+                is_whole = group.is_some_and(are_whole);
+            }
             let position = start + to_u64(at);
-            match self.content(source, position, record) {
+            let decoded = if is_whole { decode_whole(record) } else { decode(record) };
+            match self.content(source, position, decoded) {
                 Some((sequence, Content::Put(fields))) => {
                     let rest = records.get(at + 1..).unwrap_or_default();
                     let key = self.key(source, position, (record, &fields), rest)?;
@@ -182,14 +189,14 @@ impl Worker<'_, '_> {
         Ok(())
     }
 
-    /// A record that is valid where it stands, with its number.
+    /// A decoded record that is valid where it stands, with its number.
     fn content(
         &self,
         source: &Source,
         position: u64,
-        record: &RecordBytes,
+        decoded: Option<(Stamp, Content)>,
     ) -> Option<(u64, Content)> {
-        let (stamp, content) = decode(record)?;
+        let (stamp, content) = decoded?;
         let is_in_place = match source.kind {
             Kind::Journal(_) => {
                 let is_of_journal =
@@ -238,7 +245,7 @@ impl Worker<'_, '_> {
             }
         };
         for (part, record) in records.iter().enumerate() {
-            match self.content(source, position + 1 + to_u64(part), record) {
+            match self.content(source, position + 1 + to_u64(part), decode(record)) {
                 Some((_, Content::KeyPart(number))) if usize::from(number) == part => {
                     key.extend_from_slice(key_part(record, part, fields.key_length));
                 }

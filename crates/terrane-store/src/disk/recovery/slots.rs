@@ -2,7 +2,7 @@
 
 use std::iter;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use terrane_core::convert::to_usize;
 
@@ -24,6 +24,9 @@ pub(crate) struct Slots {
     checkpoint: Option<u64>,
     groups: Vec<GroupSlots>,
     pages: Vec<Vec<OnceLock<Page>>>,
+    /// Whether several records name one slot. Until a tier is full none do, and the numbers of the
+    /// slots, which are not in the cache, are not read again.
+    is_any_repeated: AtomicBool,
 }
 
 impl Slots {
@@ -32,7 +35,8 @@ impl Slots {
             let count = to_usize(group.slots.into()).div_ceil(PAGE);
             iter::repeat_with(OnceLock::new).take(count).collect()
         });
-        Self { checkpoint, groups: groups.to_vec(), pages: pages.collect() }
+        let (groups, pages) = (groups.to_vec(), pages.collect());
+        Self { checkpoint, groups, pages, is_any_repeated: AtomicBool::new(false) }
     }
 
     /// Whether a record's slot exists and its payload fits.
@@ -45,14 +49,20 @@ impl Slots {
     ///
     /// Sequence numbers start at 0, for checkpoints, so that they are stored plus one.
     pub(crate) fn note(&self, group: u16, slot: u32, sequence: u64) {
-        if let Some(latest) = self.slot(group, slot) {
-            // Relaxed: the threads are joined before the numbers are read.
-            latest.fetch_max(sequence + 1, Ordering::Relaxed);
+        // Relaxed: the threads are joined before anything is read.
+        if let Some(latest) = self.slot(group, slot)
+            && latest.fetch_max(sequence + 1, Ordering::Relaxed) != 0
+            && !self.is_any_repeated.load(Ordering::Relaxed)
+        {
+            self.is_any_repeated.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether record `sequence` is the latest of its slot.
+    /// Whether record `sequence`, which was noted, is the latest of its slot.
     pub(crate) fn is_latest(&self, group: u16, slot: u32, sequence: u64) -> bool {
+        if !self.is_any_repeated.load(Ordering::Relaxed) {
+            return true;
+        }
         let latest = self.slot(group, slot).map(|latest| latest.load(Ordering::Relaxed));
         latest == Some(sequence + 1)
     }
@@ -60,8 +70,8 @@ impl Slots {
     /// Claims a slot for a record that [is its latest](Self::is_latest). True once for each slot: a
     /// checkpoint that was written during an eviction can name a slot twice.
     pub(crate) fn claim(&self, group: u16, slot: u32, sequence: u64) -> bool {
-        if self.checkpoint != Some(sequence) {
-            // No other record has the number.
+        // In a journal no other record has the number.
+        if self.checkpoint != Some(sequence) || !self.is_any_repeated.load(Ordering::Relaxed) {
             return true;
         }
         self.slot(group, slot).is_some_and(|latest| {

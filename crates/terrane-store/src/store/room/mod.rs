@@ -4,6 +4,7 @@ mod dirty;
 mod quarantine;
 mod resize;
 mod slots;
+mod start;
 mod waiting;
 
 use std::cmp::Reverse;
@@ -136,6 +137,7 @@ struct Aftermath {
 }
 
 impl Room {
+    /// A room without free slots, until it is [started](Self::start).
     pub(crate) fn new(
         (tier, group): (TierId, u16),
         slots: u32,
@@ -151,8 +153,7 @@ impl Room {
             index: TierIndex::new(slots),
             policy,
             state: Mutex::new(RoomState {
-                // The lowest slot is taken first.
-                free: (0..slots).rev().collect(),
+                free: Vec::new(),
                 limit: slots,
                 retired: BTreeSet::new(),
                 damages: HashMap::new(),
@@ -172,15 +173,6 @@ impl Room {
             owner: OwnerProcess::current(),
             store,
         }
-    }
-
-    /// Takes note of the blocks of a recovery, which were added to the index of an empty room.
-    pub(crate) fn after_recovery(&self) {
-        let is_used = self.index.used_slots();
-        let mut used = (0..).zip(&is_used).filter(|(_, is_used)| **is_used).map(|(slot, _)| slot);
-        self.policy.insert_all(&mut used, &|slot| self.index.key_in(slot));
-        let is_free = |slot: &u32| !is_used.get(to_usize((*slot).into())).is_some_and(|used| *used);
-        lock(&self.state).free.retain(is_free);
     }
 
     /// Takes slots if there are enough now, or can be after evictions.
