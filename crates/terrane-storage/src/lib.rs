@@ -34,7 +34,7 @@
 //! ```
 //! use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
 //! use terrane_storage::{
-//!     DiskAllocator, DiskOptions, IoBuffer, IoFile, IoQueue, IoQueueOptions, IoRequest,
+//!     DiskAllocator, DiskOptions, IoBuffer, IoFile, IoQueue, IoQueueOptions, IoRequest, RegisteredBuffer,
 //!     SystemAllocator, SystemOptions,
 //! };
 //!
@@ -87,7 +87,7 @@ pub use error::{FileType, StorageError};
 pub use numa::{InvalidPciAddress, NodeId, NumaNode, NumaTopology, PciAddress, TopologyGap};
 pub use queue::{
     ActiveBackend, IoBackend, IoBuffer, IoCompletion, IoFailure, IoFailureReason, IoFile,
-    IoOperation, IoQueue, IoQueueOptions, IoRequest, IoWaker,
+    IoOperation, IoQueue, IoQueueOptions, IoRequest, RegisteredBuffer, IoWaker,
 };
 pub use system::{
     BringUp, BringUpEnded, BringUpProducer, ControlGroupLimits, FirstTouch, HugePageSize,

@@ -1,6 +1,7 @@
 //! The I/O queue: one thread keeps several file reads and writes in flight.
 
 mod options;
+mod registered;
 mod request;
 mod ring;
 mod transfer;
@@ -12,9 +13,10 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Instant;
 
-use terrane_core::{Capability, CapabilityReport, CapabilityStatus, OwnerProcess};
+use terrane_core::{Capability, CapabilityReport, CapabilityStatus, OwnerProcess, Reason};
 
 pub use options::{ActiveBackend, IoBackend, IoQueueOptions};
+pub use registered::RegisteredBuffer;
 pub use request::{
     IoBuffer, IoCompletion, IoFailure, IoFailureReason, IoFile, IoOperation, IoRequest,
 };
@@ -309,6 +311,27 @@ impl IoQueue {
                 workers.stop(Stop::Caller, |candidate, _| candidate == token);
                 Ok(())
             }
+        }
+    }
+
+    /// Registers a buffer: the kernel pins its pages until the buffer is
+    /// [unregistered](Self::unregister) or the queue drops. [Requests](IoRequest::registered) in it
+    /// then pin no pages.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the kernel refuses.
+    pub fn register(&mut self, buffer: &IoBuffer) -> Result<RegisteredBuffer, Reason> {
+        match &mut *self.backend {
+            Backend::Ring(ring) => ring.register(buffer),
+            Backend::Workers(_) => Err(Reason::Needs("io_uring")),
+        }
+    }
+
+    /// Unregisters a buffer, once the requests in flight that use it have completed.
+    pub fn unregister(&mut self, buffer: RegisteredBuffer) {
+        if let Backend::Ring(ring) = &mut *self.backend {
+            ring.unregister(buffer);
         }
     }
 

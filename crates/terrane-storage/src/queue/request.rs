@@ -7,6 +7,8 @@ use std::time::Instant;
 
 use terrane_core::{ByteCount, FileHandle, FileIdentity, HostAddress, OsError};
 
+use super::registered::RegisteredBuffer;
+
 /// One contiguous range of host memory to read into or write from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoBuffer {
@@ -97,6 +99,9 @@ pub struct IoRequest<'a> {
     pub buffers: &'a [IoBuffer],
     /// The time at which the request is cancelled. `None` for no deadline.
     pub deadline: Option<Instant>,
+    /// The registered buffer that contains all of `buffers`. The kernel then pins no page for the
+    /// request. `None` if they are in no such buffer, or in several.
+    pub registered: Option<RegisteredBuffer>,
 }
 
 impl<'a> IoRequest<'a> {
@@ -108,7 +113,7 @@ impl<'a> IoRequest<'a> {
         offset: ByteCount,
         buffers: &'a [IoBuffer],
     ) -> Self {
-        Self { token, file, operation: IoOperation::Read, offset, buffers, deadline: None }
+        Self { token, file, operation: IoOperation::Read, offset, buffers, deadline: None, registered: None }
     }
 
     /// A request to write `buffers` from `offset` on.
@@ -119,7 +124,7 @@ impl<'a> IoRequest<'a> {
         offset: ByteCount,
         buffers: &'a [IoBuffer],
     ) -> Self {
-        Self { token, file, operation: IoOperation::Write, offset, buffers, deadline: None }
+        Self { token, file, operation: IoOperation::Write, offset, buffers, deadline: None, registered: None }
     }
 
     /// A request to sync the file's data to the device (`fdatasync`). It covers the writes whose
@@ -133,6 +138,7 @@ impl<'a> IoRequest<'a> {
             offset: ByteCount::ZERO,
             buffers: &[],
             deadline: None,
+            registered: None,
         }
     }
 
@@ -147,6 +153,12 @@ impl<'a> IoRequest<'a> {
     #[must_use]
     pub const fn by(self, deadline: Instant) -> Self {
         Self { deadline: Some(deadline), ..self }
+    }
+
+    /// The same request in this registered buffer.
+    #[must_use]
+    pub const fn registered(self, buffer: Option<RegisteredBuffer>) -> Self {
+        Self { registered: buffer, ..self }
     }
 }
 

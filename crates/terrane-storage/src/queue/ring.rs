@@ -9,7 +9,8 @@ use terrane_core::convert::to_u64;
 use terrane_core::{OsError, Reason};
 
 use super::Waited;
-use super::request::{IoCompletion, IoFailure, IoFailureReason, IoOperation};
+use super::registered::{BufferTable, RegisteredBuffer};
+use super::request::{IoBuffer, IoCompletion, IoFailure, IoFailureReason, IoOperation};
 use super::transfer::{MAX_STEP, Next, Step, Stop, Transfer, Vectors};
 use crate::error::StorageError;
 use crate::sys;
@@ -44,6 +45,7 @@ pub(super) struct Ring {
     /// The reason why the process may no longer enter the kernel. Once it is set, no entry is
     /// queued and no call is made. The kernel then never accepts the remaining entries.
     refusal: Option<OsError>,
+    buffers: BufferTable,
 }
 
 /// The polling interval for completions when the process cannot wait in the kernel.
@@ -75,6 +77,7 @@ impl Ring {
             wake_is_armed: false,
             queued: 0,
             refusal: None,
+            buffers: BufferTable::default(),
         })
     }
 
@@ -91,11 +94,16 @@ impl Ring {
     }
 
     /// Submits a non-empty transfer. The caller has checked that a slot is free.
-    pub(super) fn submit(&mut self, transfer: Transfer) -> Result<(), StorageError> {
+    pub(super) fn submit(&mut self, mut transfer: Transfer) -> Result<(), StorageError> {
         let full = StorageError::QueueFull { depth: self.slots.len() };
         let Some(index) = self.free.pop() else { return Err(full) };
         let Some(slot) = self.slots.get_mut(as_index(index)) else { return Err(full) };
         let is_timed = transfer.deadline.is_some();
+        let can_use = |buffer: &RegisteredBuffer| {
+            (transfer.ranges().len() == 1 || self.buffers.has_vectored())
+                && self.buffers.begin_use(*buffer, transfer.ranges())
+        };
+        transfer.registered = transfer.registered.filter(can_use);
         slot.generation = slot.generation.wrapping_add(1);
         slot.transfer = Some(transfer);
         match self.push_step(index) {
@@ -289,7 +297,20 @@ impl Ring {
     fn release(&mut self, index: u32) -> Option<Transfer> {
         let transfer = self.slots.get_mut(as_index(index))?.transfer.take();
         self.free.push(index);
+        if let Some(buffer) = transfer.as_ref().and_then(|transfer| transfer.registered) {
+            self.buffers.end_use(&self.ring, buffer);
+        }
         transfer
+    }
+
+    /// Registers a buffer with the ring.
+    pub(super) fn register(&mut self, buffer: &IoBuffer) -> Result<RegisteredBuffer, Reason> {
+        self.buffers.register(&self.ring, buffer)
+    }
+
+    /// Unregisters a buffer once no request uses it.
+    pub(super) fn unregister(&mut self, buffer: RegisteredBuffer) {
+        self.buffers.unregister(&self.ring, buffer);
     }
 
     /// Queues the next step of the request in slot `index`.
@@ -395,7 +416,15 @@ fn entry_of(transfer: &Transfer) -> squeue::Entry {
             let address = vector.iov_base.cast::<u8>();
             // At most `MAX_STEP`, so it fits.
             let length = u32::try_from(vector.iov_len).unwrap_or(u32::MAX);
-            if is_read {
+            if let Some(buffer) = transfer.registered {
+                if is_read {
+                    let read = opcode::ReadFixed::new(file, address, length, buffer.index());
+                    read.offset(offset).build()
+                } else {
+                    let write = opcode::WriteFixed::new(file, address, length, buffer.index());
+                    write.offset(offset).build()
+                }
+            } else if is_read {
                 opcode::Read::new(file, address, length).offset(offset).build()
             } else {
                 opcode::Write::new(file, address, length).offset(offset).build()
@@ -404,10 +433,19 @@ fn entry_of(transfer: &Transfer) -> squeue::Entry {
         Step::Vectored(vectors, offset) => {
             // At most `MAX_VECTORS`, so it fits.
             let count = u32::try_from(vectors.len()).unwrap_or(0);
-            if is_read {
-                opcode::Readv::new(file, vectors.as_ptr(), count).offset(offset).build()
+            let vectors = vectors.as_ptr();
+            if let Some(buffer) = transfer.registered {
+                if is_read {
+                    let read = opcode::ReadvFixed::new(file, vectors, count, buffer.index());
+                    read.offset(offset).build()
+                } else {
+                    let write = opcode::WritevFixed::new(file, vectors, count, buffer.index());
+                    write.offset(offset).build()
+                }
+            } else if is_read {
+                opcode::Readv::new(file, vectors, count).offset(offset).build()
             } else {
-                opcode::Writev::new(file, vectors.as_ptr(), count).offset(offset).build()
+                opcode::Writev::new(file, vectors, count).offset(offset).build()
             }
         }
         Step::Sync => {

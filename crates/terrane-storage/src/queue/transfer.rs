@@ -6,6 +6,7 @@ use std::time::Instant;
 use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, OsError};
 
+use super::registered::RegisteredBuffer;
 use super::request::{IoFailure, IoFailureReason, IoFile, IoOperation, IoRequest};
 use crate::error::StorageError;
 use crate::sys;
@@ -65,6 +66,8 @@ pub(super) struct Transfer {
     /// Set when the request must end early. The request is in flight until the kernel reports its
     /// end.
     pub(super) stop: Option<Stop>,
+    /// The registered buffer that contains all bytes.
+    pub(super) registered: Option<RegisteredBuffer>,
     offset: u64,
     total: u64,
     done: u64,
@@ -103,6 +106,7 @@ impl Transfer {
             operation: request.operation,
             deadline: request.deadline,
             stop: None,
+            registered: request.registered,
             offset: request.offset.get(),
             total: total.get(),
             done: 0,
@@ -115,6 +119,11 @@ impl Transfer {
     /// Whether the transfer needs no system call.
     pub(super) fn is_empty(&self) -> bool {
         self.total == 0 && matches!(self.operation, IoOperation::Read | IoOperation::Write)
+    }
+
+    /// The address and the length of each buffer.
+    pub(super) fn ranges(&self) -> impl ExactSizeIterator<Item = (usize, usize)> {
+        self.vectors.0.iter().map(|vector| (vector.iov_base.addr(), vector.iov_len))
     }
 
     /// Returns the list of vectors for reuse.
