@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use terrane_core::{ByteCount, HostAddress, Memory, RegionRequest};
+use terrane_core::{ByteCount, Memory, RegionRequest};
 use terrane_storage::{
-    DiskFile, DiskOptions, HugePages, IoBackend, IoBuffer, IoFile, IoQueue, IoQueueOptions,
-    IoRequest, RegisteredBuffer, SystemAllocator, SystemMemory, SystemOptions,
+    DiskFile, DiskOptions, HugePages, IoBackend, IoBuffer, IoFile, IoMemory, IoQueue,
+    IoQueueOptions, IoRequest, SystemAllocator, SystemMemory, SystemOptions,
 };
 
 type Failure = Box<dyn Error>;
@@ -111,7 +111,8 @@ fn run(
     let handle = file.handle();
     let target = IoFile::direct(&handle).ok_or("this file system has no direct I/O")?;
     let backend = if mode == Mode::Threads { IoBackend::Threads } else { IoBackend::IoUring };
-    let options = IoQueueOptions { depth, backend, threads: usize::try_from(depth)? };
+    let threads = usize::try_from(depth)?;
+    let options = IoQueueOptions { depth, backend, threads, ..IoQueueOptions::default() };
     let slots: Vec<Vec<IoBuffer>> = (0..u64::from(depth))
         .map(|slot| pieces(memory, shape, slot))
         .collect::<Option<_>>()
@@ -121,10 +122,11 @@ fn run(
     let mut completions = Vec::new();
 
     let mut queue = IoQueue::new(&options)?;
-    let registered = match (mode, memory.location().as_host()) {
-        (Mode::Registered, Some(address)) => Some(register(&mut queue, address, memory.length())?),
-        _ => None,
-    };
+    let region =
+        IoBuffer { address: memory.location().as_host().ok_or("memory")?, length: memory.length() };
+    // SAFETY: `memory` exists until the return, and keeps its pages.
+    let region = unsafe { IoMemory::new(region) };
+    let region = (mode == Mode::Registered).then_some(&region);
     let (begin, used) = (Instant::now(), processor_seconds()?);
     let (mut next, mut done) = (0, 0);
     while done < requests {
@@ -139,7 +141,7 @@ fn run(
             } else {
                 IoRequest::read(token, target, offset, buffers)
             };
-            let request = request.registered(registered);
+            let request = request.within(region);
             // SAFETY: the memory and the file outlive the queue. One request at a time uses each
             // slot's memory, and no other code does.
             unsafe { queue.submit(&request) }?;
@@ -155,15 +157,6 @@ fn run(
     let gigabytes = (requests * shape.request) as f64 / 1e9;
     let used = processor_seconds()? - used;
     Ok((gigabytes / begin.elapsed().as_secs_f64(), used / gigabytes))
-}
-
-fn register(
-    queue: &mut IoQueue,
-    address: HostAddress,
-    length: ByteCount,
-) -> Result<RegisteredBuffer, Failure> {
-    let registered = queue.register(&IoBuffer { address, length });
-    registered.map_err(|reason| format!("cannot register memory: {reason}").into())
 }
 
 /// The processor time of this thread so far.

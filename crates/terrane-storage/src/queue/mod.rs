@@ -16,7 +16,7 @@ use std::time::Instant;
 use terrane_core::{Capability, CapabilityReport, CapabilityStatus, OwnerProcess, Reason};
 
 pub use options::{ActiveBackend, IoBackend, IoQueueOptions};
-pub use registered::RegisteredBuffer;
+pub use registered::{IoMemory, IoRegistration};
 pub use request::{
     IoBuffer, IoCompletion, IoFailure, IoFailureReason, IoFile, IoOperation, IoRequest,
 };
@@ -91,6 +91,7 @@ pub struct IoQueue {
     /// Requests that ended without a system call.
     ended: Vec<IoCompletion>,
     capabilities: CapabilityReport,
+    wants_registration: bool,
 }
 
 // SAFETY: no part of the queue is tied to the thread that created it. The compiler cannot derive
@@ -127,7 +128,7 @@ impl IoQueue {
                 capabilities.record(Capability::IoUring, requirement, CapabilityStatus::NotTried);
                 None
             }
-            IoBackend::Auto | IoBackend::IoUring => match Ring::new(options.depth) {
+            IoBackend::Auto | IoBackend::IoUring => match Ring::new(options) {
                 Ok(ring) => {
                     capabilities.record(
                         Capability::IoUring,
@@ -153,7 +154,8 @@ impl IoQueue {
             None => Backend::Workers(Workers::new(depth, options.thread_count(depth))?),
         };
         let (backend, owner) = (ManuallyDrop::new(backend), OwnerProcess::current());
-        Ok(Self { backend, owner, depth, ended: Vec::new(), capabilities })
+        let wants_registration = !options.registered.is_zero();
+        Ok(Self { backend, owner, depth, ended: Vec::new(), capabilities, wants_registration })
     }
 
     /// The backend in use.
@@ -208,6 +210,7 @@ impl IoQueue {
     ///   reads if it writes. No other code writes them. No other code reads them while the request
     ///   fills them.
     /// - The descriptor stays open and refers to the same file.
+    /// - The [memory](IoRequest::memory) of the request, if it is stated, exists.
     ///
     /// # Errors
     ///
@@ -233,7 +236,7 @@ impl IoQueue {
             Err(transfer.stopped(Stop::Deadline))
         } else {
             return match &mut *self.backend {
-                Backend::Ring(ring) => ring.submit(transfer),
+                Backend::Ring(ring) => ring.submit(transfer, request.memory),
                 Backend::Workers(workers) => workers.submit(transfer),
             };
         };
@@ -314,24 +317,22 @@ impl IoQueue {
         }
     }
 
-    /// Registers a buffer: the kernel pins its pages until the buffer is
-    /// [unregistered](Self::unregister) or the queue drops. [Requests](IoRequest::registered) in it
-    /// then pin no pages.
-    ///
-    /// # Errors
-    ///
-    /// The reason why the kernel refuses.
-    pub fn register(&mut self, buffer: &IoBuffer) -> Result<RegisteredBuffer, Reason> {
-        match &mut *self.backend {
-            Backend::Ring(ring) => ring.register(buffer),
-            Backend::Workers(_) => Err(Reason::Needs("io_uring")),
+    /// Whether the queue registers memory, from any thread.
+    #[must_use]
+    pub fn registration(&self) -> IoRegistration {
+        match &*self.backend {
+            Backend::Ring(ring) => ring.registration(),
+            Backend::Workers(_) => IoRegistration::without_table(
+                self.wants_registration.then_some(Reason::Needs("io_uring")),
+            ),
         }
     }
 
-    /// Unregisters a buffer, once the requests in flight that use it have completed.
-    pub fn unregister(&mut self, buffer: RegisteredBuffer) {
+    /// Counts a use of buffers in `memory`, as if a request had used them. It registers the memory
+    /// once that pays for requests.
+    pub fn note_use(&mut self, memory: &IoMemory, buffers: &[IoBuffer]) {
         if let Backend::Ring(ring) = &mut *self.backend {
-            ring.unregister(buffer);
+            ring.note_use(memory, buffers);
         }
     }
 

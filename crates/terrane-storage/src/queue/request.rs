@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use terrane_core::{ByteCount, FileHandle, FileIdentity, HostAddress, OsError};
 
-use super::registered::RegisteredBuffer;
+use super::registered::IoMemory;
 
 /// One contiguous range of host memory to read into or write from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,9 +99,9 @@ pub struct IoRequest<'a> {
     pub buffers: &'a [IoBuffer],
     /// The time at which the request is cancelled. `None` for no deadline.
     pub deadline: Option<Instant>,
-    /// The registered buffer that contains all of `buffers`. The kernel then pins no page for the
-    /// request. `None` if they are in no such buffer, or in several.
-    pub registered: Option<RegisteredBuffer>,
+    /// The memory of all `buffers`, which the queue may register; `None` if it is not known. It gains
+    /// nothing for requests through the page cache.
+    pub memory: Option<&'a IoMemory>,
 }
 
 impl<'a> IoRequest<'a> {
@@ -113,7 +113,15 @@ impl<'a> IoRequest<'a> {
         offset: ByteCount,
         buffers: &'a [IoBuffer],
     ) -> Self {
-        Self { token, file, operation: IoOperation::Read, offset, buffers, deadline: None, registered: None }
+        Self {
+            token,
+            file,
+            operation: IoOperation::Read,
+            offset,
+            buffers,
+            deadline: None,
+            memory: None,
+        }
     }
 
     /// A request to write `buffers` from `offset` on.
@@ -124,7 +132,15 @@ impl<'a> IoRequest<'a> {
         offset: ByteCount,
         buffers: &'a [IoBuffer],
     ) -> Self {
-        Self { token, file, operation: IoOperation::Write, offset, buffers, deadline: None, registered: None }
+        Self {
+            token,
+            file,
+            operation: IoOperation::Write,
+            offset,
+            buffers,
+            deadline: None,
+            memory: None,
+        }
     }
 
     /// A request to sync the file's data to the device (`fdatasync`). It covers the writes whose
@@ -138,7 +154,7 @@ impl<'a> IoRequest<'a> {
             offset: ByteCount::ZERO,
             buffers: &[],
             deadline: None,
-            registered: None,
+            memory: None,
         }
     }
 
@@ -155,10 +171,10 @@ impl<'a> IoRequest<'a> {
         Self { deadline: Some(deadline), ..self }
     }
 
-    /// The same request in this registered buffer.
+    /// The same request, with its buffers in this memory.
     #[must_use]
-    pub const fn registered(self, buffer: Option<RegisteredBuffer>) -> Self {
-        Self { registered: buffer, ..self }
+    pub const fn within(self, memory: Option<&'a IoMemory>) -> Self {
+        Self { memory, ..self }
     }
 }
 

@@ -9,7 +9,8 @@ use terrane_core::convert::to_u64;
 use terrane_core::{OsError, Reason};
 
 use super::Waited;
-use super::registered::{BufferTable, RegisteredBuffer};
+use super::options::IoQueueOptions;
+use super::registered::{IoMemory, IoRegistration, Registrar};
 use super::request::{IoBuffer, IoCompletion, IoFailure, IoFailureReason, IoOperation};
 use super::transfer::{MAX_STEP, Next, Step, Stop, Transfer, Vectors};
 use crate::error::StorageError;
@@ -45,15 +46,16 @@ pub(super) struct Ring {
     /// The reason why the process may no longer enter the kernel. Once it is set, no entry is
     /// queued and no call is made. The kernel then never accepts the remaining entries.
     refusal: Option<OsError>,
-    buffers: BufferTable,
+    registrar: Registrar,
 }
 
 /// The polling interval for completions when the process cannot wait in the kernel.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 impl Ring {
-    /// Creates a ring for `depth` requests, or returns the reason why the kernel refuses it.
-    pub(super) fn new(depth: u32) -> Result<Self, Reason> {
+    /// Creates a ring with these options, or returns the reason why the kernel refuses it.
+    pub(super) fn new(options: &IoQueueOptions) -> Result<Self, Reason> {
+        let depth = options.depth;
         // Every request can have one cancellation, and one entry is for the waker. The depth is at
         // most `IoQueueOptions::MAX_DEPTH`.
         let entries = (2 * depth + 1).next_power_of_two();
@@ -67,6 +69,7 @@ impl Ring {
         // A sandbox can allow the setup and forbid `io_uring_enter`.
         ring.submit().map_err(|error| Reason::Os(OsError::from_io("io_uring_enter", &error)))?;
         let wake_event = sys::event::new().map_err(Reason::Os)?;
+        let registrar = Registrar::new(&ring, options.registered);
         Ok(Self {
             ring,
             slots: (0..depth).map(|_| Slot::default()).collect(),
@@ -77,12 +80,21 @@ impl Ring {
             wake_is_armed: false,
             queued: 0,
             refusal: None,
-            buffers: BufferTable::default(),
+            registrar,
         })
     }
 
     pub(super) fn wake_event(&self) -> Arc<File> {
         Arc::clone(&self.wake_event)
+    }
+
+    pub(super) fn registration(&self) -> IoRegistration {
+        self.registrar.registration()
+    }
+
+    pub(super) fn note_use(&mut self, memory: &IoMemory, buffers: &[IoBuffer]) {
+        let ranges = buffers.iter().map(|b| (b.address.as_ptr().addr(), b.length.to_usize()));
+        self.registrar.find(memory, ranges);
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -93,17 +105,19 @@ impl Ring {
         self.spare_vectors.pop().unwrap_or_default()
     }
 
-    /// Submits a non-empty transfer. The caller has checked that a slot is free.
-    pub(super) fn submit(&mut self, mut transfer: Transfer) -> Result<(), StorageError> {
+    /// Submits a non-empty transfer, whose buffers are in `memory`. The caller has checked that a
+    /// slot is free.
+    pub(super) fn submit(
+        &mut self,
+        mut transfer: Transfer,
+        memory: Option<&IoMemory>,
+    ) -> Result<(), StorageError> {
         let full = StorageError::QueueFull { depth: self.slots.len() };
         let Some(index) = self.free.pop() else { return Err(full) };
         let Some(slot) = self.slots.get_mut(as_index(index)) else { return Err(full) };
         let is_timed = transfer.deadline.is_some();
-        let can_use = |buffer: &RegisteredBuffer| {
-            (transfer.ranges().len() == 1 || self.buffers.has_vectored())
-                && self.buffers.begin_use(*buffer, transfer.ranges())
-        };
-        transfer.registered = transfer.registered.filter(can_use);
+        transfer.registered =
+            memory.and_then(|memory| self.registrar.find(memory, transfer.ranges()));
         slot.generation = slot.generation.wrapping_add(1);
         slot.transfer = Some(transfer);
         match self.push_step(index) {
@@ -297,20 +311,7 @@ impl Ring {
     fn release(&mut self, index: u32) -> Option<Transfer> {
         let transfer = self.slots.get_mut(as_index(index))?.transfer.take();
         self.free.push(index);
-        if let Some(buffer) = transfer.as_ref().and_then(|transfer| transfer.registered) {
-            self.buffers.end_use(&self.ring, buffer);
-        }
         transfer
-    }
-
-    /// Registers a buffer with the ring.
-    pub(super) fn register(&mut self, buffer: &IoBuffer) -> Result<RegisteredBuffer, Reason> {
-        self.buffers.register(&self.ring, buffer)
-    }
-
-    /// Unregisters a buffer once no request uses it.
-    pub(super) fn unregister(&mut self, buffer: RegisteredBuffer) {
-        self.buffers.unregister(&self.ring, buffer);
     }
 
     /// Queues the next step of the request in slot `index`.
@@ -404,6 +405,7 @@ impl Drop for Ring {
                 self.wait_for_taken(None, &mut completions);
             }
         }
+        self.registrar.close();
     }
 }
 
@@ -418,10 +420,10 @@ fn entry_of(transfer: &Transfer) -> squeue::Entry {
             let length = u32::try_from(vector.iov_len).unwrap_or(u32::MAX);
             if let Some(buffer) = transfer.registered {
                 if is_read {
-                    let read = opcode::ReadFixed::new(file, address, length, buffer.index());
+                    let read = opcode::ReadFixed::new(file, address, length, buffer);
                     read.offset(offset).build()
                 } else {
-                    let write = opcode::WriteFixed::new(file, address, length, buffer.index());
+                    let write = opcode::WriteFixed::new(file, address, length, buffer);
                     write.offset(offset).build()
                 }
             } else if is_read {
@@ -436,10 +438,10 @@ fn entry_of(transfer: &Transfer) -> squeue::Entry {
             let vectors = vectors.as_ptr();
             if let Some(buffer) = transfer.registered {
                 if is_read {
-                    let read = opcode::ReadvFixed::new(file, vectors, count, buffer.index());
+                    let read = opcode::ReadvFixed::new(file, vectors, count, buffer);
                     read.offset(offset).build()
                 } else {
-                    let write = opcode::WritevFixed::new(file, vectors, count, buffer.index());
+                    let write = opcode::WritevFixed::new(file, vectors, count, buffer);
                     write.offset(offset).build()
                 }
             } else if is_read {

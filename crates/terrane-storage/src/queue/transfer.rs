@@ -6,7 +6,6 @@ use std::time::Instant;
 use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, OsError};
 
-use super::registered::RegisteredBuffer;
 use super::request::{IoFailure, IoFailureReason, IoFile, IoOperation, IoRequest};
 use crate::error::StorageError;
 use crate::sys;
@@ -66,8 +65,8 @@ pub(super) struct Transfer {
     /// Set when the request must end early. The request is in flight until the kernel reports its
     /// end.
     pub(super) stop: Option<Stop>,
-    /// The registered buffer that contains all bytes.
-    pub(super) registered: Option<RegisteredBuffer>,
+    /// The index of the registered buffer that contains all bytes.
+    pub(super) registered: Option<u16>,
     offset: u64,
     total: u64,
     done: u64,
@@ -106,7 +105,7 @@ impl Transfer {
             operation: request.operation,
             deadline: request.deadline,
             stop: None,
-            registered: request.registered,
+            registered: None,
             offset: request.offset.get(),
             total: total.get(),
             done: 0,
@@ -168,6 +167,11 @@ impl Transfer {
                 if self.done >= self.total { Next::Finished(Ok(())) } else { self.go_on() }
             }
             Err(libc::EINTR) => self.go_on(),
+            // The kernel may refuse a request because of its registered buffer.
+            Err(libc::EFAULT | libc::EINVAL | libc::EOPNOTSUPP) if self.registered.is_some() => {
+                self.registered = None;
+                self.go_on()
+            }
             Err(libc::EAGAIN) if self.retries < MAX_RETRIES => {
                 self.retries += 1;
                 self.go_on()

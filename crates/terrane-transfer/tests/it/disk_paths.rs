@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use terrane_core::{
     Alignment, Allocate, ByteCount, Capability, CapabilityStatus, Durability, FileHandle,
-    FileIdentity, FilePosition, ForeignMemory, Location, Memory, Region, RegionRequest,
+    FileIdentity, FilePosition, ForeignMemory, Location, Memory, Reason, Region, RegionRequest,
     Requirement, Span, StorageKind,
 };
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
@@ -264,10 +264,12 @@ fn capabilities_of_engines_are_returned_by_the_manager() {
     let manager = manager(&options);
     let report = manager.engines()[0].capabilities();
     assert_eq!(report.status(&Capability::IoUring), Some(&CapabilityStatus::NotTried));
+    let needs = CapabilityStatus::Refused(Reason::Needs("io_uring"));
+    assert_eq!(report.status(&Capability::RegisteredBuffers), Some(&needs));
     let default = TransferManager::with_default_engines().unwrap();
     let reports: Vec<_> =
         default.engines().iter().map(|engine| engine.capabilities().outcomes().len()).collect();
-    assert_eq!(reports, [0, 1]);
+    assert_eq!(reports, [0, 2]);
 }
 
 /// A file whose direct I/O needs a stricter alignment than that of the engine's requests.

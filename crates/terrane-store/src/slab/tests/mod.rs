@@ -168,6 +168,7 @@ impl NewRequest {
             group: 0,
             slot: self.slot,
             buffers: self.buffers,
+            memory: self.memory,
             direction: self.direction,
             deadline: self.deadline,
             priority: self.priority,
