@@ -1,5 +1,6 @@
 //! The I/O queue: one thread keeps several file reads and writes in flight.
 
+mod entry;
 mod options;
 mod registered;
 mod request;

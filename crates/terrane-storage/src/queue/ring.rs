@@ -9,10 +9,11 @@ use terrane_core::convert::to_u64;
 use terrane_core::{OsError, Reason};
 
 use super::Waited;
+use super::entry::entry_of;
 use super::options::IoQueueOptions;
 use super::registered::{IoMemory, IoRegistration, Registrar};
-use super::request::{IoBuffer, IoCompletion, IoFailure, IoFailureReason, IoOperation};
-use super::transfer::{MAX_STEP, Next, Step, Stop, Transfer, Vectors};
+use super::request::{IoBuffer, IoCompletion, IoFailure, IoFailureReason};
+use super::transfer::{Next, Stop, Transfer, Vectors};
 use crate::error::StorageError;
 use crate::sys;
 
@@ -406,57 +407,6 @@ impl Drop for Ring {
             }
         }
         self.registrar.close();
-    }
-}
-
-/// The entry for the next step of `transfer`.
-fn entry_of(transfer: &Transfer) -> squeue::Entry {
-    let file = types::Fd(transfer.file.descriptor);
-    let is_read = transfer.operation == IoOperation::Read;
-    match transfer.step(MAX_STEP) {
-        Step::Single(vector, offset) => {
-            let address = vector.iov_base.cast::<u8>();
-            // At most `MAX_STEP`, so it fits.
-            let length = u32::try_from(vector.iov_len).unwrap_or(u32::MAX);
-            if let Some(buffer) = transfer.registered {
-                if is_read {
-                    let read = opcode::ReadFixed::new(file, address, length, buffer);
-                    read.offset(offset).build()
-                } else {
-                    let write = opcode::WriteFixed::new(file, address, length, buffer);
-                    write.offset(offset).build()
-                }
-            } else if is_read {
-                opcode::Read::new(file, address, length).offset(offset).build()
-            } else {
-                opcode::Write::new(file, address, length).offset(offset).build()
-            }
-        }
-        Step::Vectored(vectors, offset) => {
-            // At most `MAX_VECTORS`, so it fits.
-            let count = u32::try_from(vectors.len()).unwrap_or(0);
-            let vectors = vectors.as_ptr();
-            if let Some(buffer) = transfer.registered {
-                if is_read {
-                    let read = opcode::ReadvFixed::new(file, vectors, count, buffer);
-                    read.offset(offset).build()
-                } else {
-                    let write = opcode::WritevFixed::new(file, vectors, count, buffer);
-                    write.offset(offset).build()
-                }
-            } else if is_read {
-                opcode::Readv::new(file, vectors, count).offset(offset).build()
-            } else {
-                opcode::Writev::new(file, vectors, count).offset(offset).build()
-            }
-        }
-        Step::Sync => {
-            let flags = match transfer.operation {
-                IoOperation::SyncData => types::FsyncFlags::DATASYNC,
-                _ => types::FsyncFlags::empty(),
-            };
-            opcode::Fsync::new(file).flags(flags).build()
-        }
     }
 }
 
