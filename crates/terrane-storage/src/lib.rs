@@ -34,7 +34,7 @@
 //! ```
 //! use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
 //! use terrane_storage::{
-//!     DiskAllocator, DiskOptions, IoBuffer, IoFile, IoQueue, IoQueueOptions, IoRegistration, IoRequest, RegisteredBuffer,
+//!     DiskAllocator, DiskOptions, IoBuffer, IoFile, IoQueue, IoQueueOptions, IoRequest,
 //!     SystemAllocator, SystemOptions,
 //! };
 //!

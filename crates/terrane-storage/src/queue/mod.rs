@@ -14,7 +14,10 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Instant;
 
-use terrane_core::{Capability, CapabilityReport, CapabilityStatus, OwnerProcess, Reason};
+use terrane_core::{
+    ByteCount, Capability, CapabilityReport, CapabilityStatus, Memory, OwnerProcess, Reason,
+    RegionRequest,
+};
 
 pub use options::{ActiveBackend, IoBackend, IoQueueOptions};
 pub use registered::{IoMemory, IoRegistration};
@@ -24,6 +27,7 @@ pub use request::{
 
 use crate::error::StorageError;
 use crate::sys;
+use crate::{SystemAllocator, SystemOptions};
 use ring::Ring;
 use transfer::{Stop, Transfer};
 use workers::{WakeSender, Workers};
@@ -335,6 +339,25 @@ impl IoQueue {
         if let Backend::Ring(ring) = &mut *self.backend {
             ring.note_use(memory, buffers);
         }
+    }
+
+    /// Allocates memory of this size, registers it, and frees it. Returns whether the kernel granted
+    /// that.
+    ///
+    /// # Errors
+    ///
+    /// As for [`SystemAllocator::allocate_memory`].
+    pub fn try_registration(&mut self, bytes: ByteCount) -> Result<CapabilityStatus, StorageError> {
+        if self.backend() == ActiveBackend::IoUring {
+            let allocator = SystemAllocator::new(SystemOptions::default());
+            let memory = allocator.allocate_memory(&RegionRequest::new(bytes))?;
+            if let Some(address) = memory.location().as_host() {
+                let range = IoBuffer { address, length: bytes };
+                // SAFETY: the memory keeps its pages until it drops, which is after this value.
+                self.note_use(&unsafe { IoMemory::new(range) }, &[range]);
+            }
+        }
+        Ok(self.registration().status())
     }
 
     /// A handle with which any thread can end a [`wait`](Self::wait) of this queue.
