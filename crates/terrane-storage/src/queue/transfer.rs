@@ -323,6 +323,17 @@ mod tests {
     }
 
     #[test]
+    fn a_request_that_a_registered_buffer_cannot_serve_is_repeated_without_it() {
+        for code in [libc::EFAULT, libc::EINVAL, libc::EOPNOTSUPP] {
+            let mut read = transfer(IoOperation::Read, &[64]);
+            read.registered = Some(3);
+            assert_eq!(read.advance(Ok(24)), Next::Again);
+            assert_eq!((read.advance(Err(code)), read.registered), (Next::Again, None));
+            assert!(matches!(read.advance(Err(code)), Next::Finished(Err(_))));
+        }
+    }
+
+    #[test]
     fn a_stop_is_reported_as_its_cause_and_only_if_bytes_are_missing() {
         let mut read = transfer(IoOperation::Read, &[64]);
         read.stop = Some(Stop::Deadline);

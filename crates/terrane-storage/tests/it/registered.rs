@@ -60,8 +60,9 @@ impl Mapping {
     #[expect(clippy::mut_from_ref, reason = "no request is in flight, and no other slice is used")]
     fn bytes(&self, begin: usize, length: usize) -> &mut [u8] {
         assert!(begin + length <= self.length);
+        let first = self.part(begin, length).address.as_ptr();
         // SAFETY: the range is in the mapping, and initialised. Tests use one slice at a time.
-        unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr().add(begin), length) }
+        unsafe { std::slice::from_raw_parts_mut(first, length) }
     }
 }
 
