@@ -30,6 +30,8 @@ pub enum Capability {
     DirectIo,
     /// Requests queued through io_uring.
     IoUring,
+    /// Memory whose pages the kernel pins once for all requests of an io_uring queue.
+    RegisteredBuffers,
     /// Disk blocks reserved before they are written.
     Preallocation,
     /// A scratch file that never has a name (`O_TMPFILE`).
@@ -59,6 +61,7 @@ impl fmt::Display for Capability {
             Self::ThreadAffinity => "thread affinity",
             Self::DirectIo => "direct I/O",
             Self::IoUring => "io_uring",
+            Self::RegisteredBuffers => "registered buffers",
             Self::Preallocation => "preallocation",
             Self::UnnamedFile => "unnamed file",
             Self::HostRegistration => "registration with the device's driver",

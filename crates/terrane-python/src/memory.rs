@@ -10,6 +10,8 @@ use pyo3::exceptions::{PyBufferError, PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use terrane_core::sync::lock;
+use terrane_core::{ByteCount, HostAddress};
+use terrane_storage::{IoBuffer, IoMemory};
 use terrane_store::{Blocks as NativeBlocks, Spans};
 use terrane_transfer::DeviceOrder;
 
@@ -88,6 +90,10 @@ pub(crate) struct Blocks {
 impl Drop for Blocks {
     /// When Python frees the object, the objects of ended jobs are released at once.
     fn drop(&mut self) {
+        // Its registered pages are unpinned before the export of their buffer is released.
+        if let BlockMemory::Spans(spans) = &mut self.memory {
+            *spans = Spans::new();
+        }
         drop(std::mem::take(&mut self.kept));
         Python::attach(release_ended);
     }
@@ -280,9 +286,14 @@ fn address(pointer: usize) -> Option<NonNull<u8>> {
 }
 
 /// A buffer of rows of equal size, exported once. `rows` selects rows as blocks without accessing the buffer.
+///
+/// A store may pin the buffer's pages for direct I/O. So do not discard its pages while the region exists
+/// (`mmap.madvise` with `MADV_DONTNEED` or `MADV_REMOVE`, or a hole in its file): a get would fill the pages that were
+/// there before.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct Region {
-    bound: Mutex<Option<Arc<Kept>>>,
+    /// The memory, if it is writable, drops before its export is released.
+    bound: Mutex<Option<(Option<IoMemory>, Arc<Kept>)>>,
     start: usize,
     row_bytes: usize,
     count: usize,
@@ -310,7 +321,15 @@ impl Region {
         let start = buffer.buf_ptr().expose_provenance();
         let is_writable = !buffer.readonly();
         let kept = Kept { buffers: vec![buffer], objects: Vec::new() };
-        Ok(Self { bound: Mutex::new(Some(Arc::new(kept))), start, row_bytes, count, is_writable })
+        let range = address(start).filter(|_| is_writable).map(|start| IoBuffer {
+            address: HostAddress::new(start),
+            length: ByteCount::from_usize(bytes),
+        });
+        // SAFETY: the export keeps the buffer where it is until the memory was dropped. By the documentation of
+        // `Region`, Python's caller promises that its pages are not discarded.
+        let memory = range.map(|range| unsafe { IoMemory::new(range) });
+        let bound = Mutex::new(Some((memory, Arc::new(kept))));
+        Ok(Self { bound, start, row_bytes, count, is_writable })
     }
 
     /// Returns the rows with these ids (a NumPy array, a buffer or a list of integers), as blocks.
@@ -318,8 +337,12 @@ impl Region {
     /// Raises `IndexError` for an id that is out of range, and `ValueError` after `release`.
     fn rows(&self, numbers: &Bound<'_, PyAny>) -> PyResult<Blocks> {
         let kept = lock(&self.bound).clone();
-        let kept = kept.ok_or_else(|| PyValueError::new_err("the region was released"))?;
+        let (memory, kept) =
+            kept.ok_or_else(|| PyValueError::new_err("the region was released"))?;
         let mut spans = Spans::new();
+        if let Some(memory) = &memory {
+            spans = spans.within(memory);
+        }
         for row in ids(numbers)? {
             if row >= self.count {
                 return Err(PyIndexError::new_err(format!(

@@ -2,6 +2,9 @@
 //!
 //! `cargo run --release -p terrane-storage --example disk_rate -- DIRECTORY [MiB] [rounds] [depth]`
 //!
+//! The queue runs with threads, with io_uring, and with io_uring and registered memory. The seconds
+//! of processor time of its thread for each GB are in brackets.
+//!
 //! Runs alternate and medians are printed, because rates of disks vary. It needs fio.
 
 #![allow(clippy::print_stdout, reason = "printing is what an example is for")]
@@ -13,8 +16,8 @@ use std::time::Instant;
 
 use terrane_core::{ByteCount, Memory, RegionRequest};
 use terrane_storage::{
-    DiskFile, DiskOptions, HugePages, IoBackend, IoBuffer, IoFile, IoQueue, IoQueueOptions,
-    IoRequest, SystemAllocator, SystemMemory, SystemOptions,
+    DiskFile, DiskOptions, HugePages, IoBackend, IoBuffer, IoFile, IoMemory, IoQueue,
+    IoQueueOptions, IoRequest, SystemAllocator, SystemMemory, SystemOptions,
 };
 
 type Failure = Box<dyn Error>;
@@ -27,10 +30,23 @@ struct Shape {
     piece: u64,
 }
 
-const SHAPES: [Shape; 2] = [
+const SHAPES: [Shape; 3] = [
     Shape { name: "1 MiB, contiguous", request: 1 << 20, piece: 1 << 20 },
+    Shape { name: "4 MiB, contiguous", request: 4 << 20, piece: 4 << 20 },
     Shape { name: "61 pieces of 18,432 bytes", request: 61 * 18_432, piece: 18_432 },
 ];
+
+/// How a pass transfers bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Threads,
+    Ring,
+    Registered,
+}
+
+impl Mode {
+    const ALL: [Self; 3] = [Self::Threads, Self::Ring, Self::Registered];
+}
 
 fn main() -> Result<(), Failure> {
     let mut arguments = std::env::args().skip(1);
@@ -59,39 +75,44 @@ fn compare(file: &DiskFile, path: &Path, rounds: u32, depth: u32) -> Result<(), 
         let memory = allocator
             .allocate_memory(&RegionRequest::new(ByteCount::new(slot * u64::from(depth))))?;
         // The first pass writes blocks that were only reserved; it is a warm-up.
-        run(file, &memory, shape, true, depth, IoBackend::Auto)?;
+        run(file, &memory, shape, true, depth, Mode::Ring)?;
         for is_write in [true, false] {
-            let (mut fios, mut rings, mut threads) = (Vec::new(), Vec::new(), Vec::new());
+            let mut fios = Vec::new();
+            let mut passes = Mode::ALL.map(|mode| (mode, Vec::new(), Vec::new()));
             for _ in 0..rounds {
                 fios.push(fio(path, shape, is_write, depth, file.length())?);
-                rings.push(run(file, &memory, shape, is_write, depth, IoBackend::IoUring)?);
-                threads.push(run(file, &memory, shape, is_write, depth, IoBackend::Threads)?);
+                for (mode, rates, seconds) in &mut passes {
+                    let (rate, used) = run(file, &memory, shape, is_write, depth, *mode)?;
+                    rates.push(rate);
+                    seconds.push(used);
+                }
             }
-            let (fio, ring, threads) = (median(fios), median(rings), median(threads));
-            println!(
-                "    {}: fio {fio:.3} GB/s, io_uring {ring:.3} ({:.3}), threads {threads:.3} \
-                 ({:.3})",
-                if is_write { "write" } else { "read" },
-                ring / fio,
-                threads / fio,
-            );
+            let fio = median(fios);
+            print!("    {}: fio {fio:.3} GB/s", if is_write { "write" } else { "read" });
+            for (mode, rates, seconds) in passes {
+                let (rate, used) = (median(rates), median(seconds));
+                print!(", {mode:?} {rate:.3} ({:.3}) [{used:.4}]", rate / fio);
+            }
+            println!();
         }
     }
     Ok(())
 }
 
-/// One pass over the file; GB/s.
+/// One pass over the file; GB/s, and seconds of processor time for each GB.
 fn run(
     file: &DiskFile,
     memory: &SystemMemory,
     shape: Shape,
     is_write: bool,
     depth: u32,
-    backend: IoBackend,
-) -> Result<f64, Failure> {
+    mode: Mode,
+) -> Result<(f64, f64), Failure> {
     let handle = file.handle();
     let target = IoFile::direct(&handle).ok_or("this file system has no direct I/O")?;
-    let options = IoQueueOptions { depth, backend, threads: usize::try_from(depth)? };
+    let backend = if mode == Mode::Threads { IoBackend::Threads } else { IoBackend::IoUring };
+    let threads = usize::try_from(depth)?;
+    let options = IoQueueOptions { depth, backend, threads, ..IoQueueOptions::default() };
     let slots: Vec<Vec<IoBuffer>> = (0..u64::from(depth))
         .map(|slot| pieces(memory, shape, slot))
         .collect::<Option<_>>()
@@ -101,7 +122,12 @@ fn run(
     let mut completions = Vec::new();
 
     let mut queue = IoQueue::new(&options)?;
-    let begin = Instant::now();
+    let region =
+        IoBuffer { address: memory.location().as_host().ok_or("memory")?, length: memory.length() };
+    // SAFETY: `memory` exists until the return, and keeps its pages.
+    let region = unsafe { IoMemory::new(region) };
+    let region = (mode == Mode::Registered).then_some(&region);
+    let (begin, used) = (Instant::now(), processor_seconds()?);
     let (mut next, mut done) = (0, 0);
     while done < requests {
         while next < requests
@@ -115,6 +141,7 @@ fn run(
             } else {
                 IoRequest::read(token, target, offset, buffers)
             };
+            let request = request.within(region);
             // SAFETY: the memory and the file outlive the queue. One request at a time uses each
             // slot's memory, and no other code does.
             unsafe { queue.submit(&request) }?;
@@ -127,7 +154,16 @@ fn run(
             done += 1;
         }
     }
-    Ok((requests * shape.request) as f64 / begin.elapsed().as_secs_f64() / 1e9)
+    let gigabytes = (requests * shape.request) as f64 / 1e9;
+    let used = processor_seconds()? - used;
+    Ok((gigabytes / begin.elapsed().as_secs_f64(), used / gigabytes))
+}
+
+/// The processor time of this thread so far.
+fn processor_seconds() -> Result<f64, Failure> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
+    let nanoseconds: f64 = text.split(' ').next().ok_or("schedstat")?.parse()?;
+    Ok(nanoseconds / 1e9)
 }
 
 /// The pieces of one slot: every other one of its memory, so that no two are adjacent.

@@ -345,6 +345,7 @@ fn read_some(slabs: &Slabs, blocks: &[ListedBlock]) -> Vec<bool> {
     let (results, ended) = channel();
     let sink = Arc::new(Reads { results, _buffers: memory });
     let request = |(index, (block, buffers)): (usize, (&ListedBlock, SlabBuffers))| SlabRequest {
+        memory: None,
         job: JobId::new(0),
         index,
         group: block.group,

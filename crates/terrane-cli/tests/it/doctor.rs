@@ -31,6 +31,7 @@ fn everything_is_granted_or_has_a_remedy() {
         "memlock",
         "shm",
         "io_uring",
+        "registered-buffers",
         "direct-io",
         "unnamed-file",
         "preallocation",
@@ -63,6 +64,11 @@ fn a_limit_of_locked_memory_is_reported() {
     assert!(finding["remedy"].as_str().unwrap().contains("ulimit -l unlimited"));
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(error, "terrane: required and not granted: memlock\n");
+    // Root is exempt from the limit.
+    let finding = find(&report, "registered-buffers");
+    if finding["status"] == "refused" && finding["detail"].as_str().unwrap().contains("register") {
+        assert!(finding["remedy"].as_str().unwrap().contains("ulimit -l unlimited"), "{finding}");
+    }
 }
 
 /// A filter that refuses `io_uring_setup`, like the default profile of containers.

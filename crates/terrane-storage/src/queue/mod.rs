@@ -1,6 +1,8 @@
 //! The I/O queue: one thread keeps several file reads and writes in flight.
 
+mod entry;
 mod options;
+mod registered;
 mod request;
 mod ring;
 mod transfer;
@@ -12,15 +14,20 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Instant;
 
-use terrane_core::{Capability, CapabilityReport, CapabilityStatus, OwnerProcess};
+use terrane_core::{
+    ByteCount, Capability, CapabilityReport, CapabilityStatus, Memory, OwnerProcess, Reason,
+    RegionRequest,
+};
 
 pub use options::{ActiveBackend, IoBackend, IoQueueOptions};
+pub use registered::{IoMemory, IoRegistration};
 pub use request::{
     IoBuffer, IoCompletion, IoFailure, IoFailureReason, IoFile, IoOperation, IoRequest,
 };
 
 use crate::error::StorageError;
 use crate::sys;
+use crate::{SystemAllocator, SystemOptions};
 use ring::Ring;
 use transfer::{Stop, Transfer};
 use workers::{WakeSender, Workers};
@@ -89,6 +96,7 @@ pub struct IoQueue {
     /// Requests that ended without a system call.
     ended: Vec<IoCompletion>,
     capabilities: CapabilityReport,
+    wants_registration: bool,
 }
 
 // SAFETY: no part of the queue is tied to the thread that created it. The compiler cannot derive
@@ -125,7 +133,7 @@ impl IoQueue {
                 capabilities.record(Capability::IoUring, requirement, CapabilityStatus::NotTried);
                 None
             }
-            IoBackend::Auto | IoBackend::IoUring => match Ring::new(options.depth) {
+            IoBackend::Auto | IoBackend::IoUring => match Ring::new(options) {
                 Ok(ring) => {
                     capabilities.record(
                         Capability::IoUring,
@@ -151,7 +159,8 @@ impl IoQueue {
             None => Backend::Workers(Workers::new(depth, options.thread_count(depth))?),
         };
         let (backend, owner) = (ManuallyDrop::new(backend), OwnerProcess::current());
-        Ok(Self { backend, owner, depth, ended: Vec::new(), capabilities })
+        let wants_registration = !options.registered.is_zero();
+        Ok(Self { backend, owner, depth, ended: Vec::new(), capabilities, wants_registration })
     }
 
     /// The backend in use.
@@ -206,6 +215,7 @@ impl IoQueue {
     ///   reads if it writes. No other code writes them. No other code reads them while the request
     ///   fills them.
     /// - The descriptor stays open and refers to the same file.
+    /// - The [memory](IoRequest::memory) of the request, if it is stated, exists.
     ///
     /// # Errors
     ///
@@ -231,7 +241,7 @@ impl IoQueue {
             Err(transfer.stopped(Stop::Deadline))
         } else {
             return match &mut *self.backend {
-                Backend::Ring(ring) => ring.submit(transfer),
+                Backend::Ring(ring) => ring.submit(transfer, request.memory),
                 Backend::Workers(workers) => workers.submit(transfer),
             };
         };
@@ -310,6 +320,44 @@ impl IoQueue {
                 Ok(())
             }
         }
+    }
+
+    /// Whether the queue registers memory, from any thread.
+    #[must_use]
+    pub fn registration(&self) -> IoRegistration {
+        match &*self.backend {
+            Backend::Ring(ring) => ring.registration(),
+            Backend::Workers(_) => IoRegistration::without_table(
+                self.wants_registration.then_some(Reason::Needs("io_uring")),
+            ),
+        }
+    }
+
+    /// Counts a use of buffers in `memory`, as if a request had used them. It registers the memory
+    /// once that pays for requests.
+    pub fn note_use(&mut self, memory: &IoMemory, buffers: &[IoBuffer]) {
+        if let Backend::Ring(ring) = &mut *self.backend {
+            ring.note_use(memory, buffers);
+        }
+    }
+
+    /// Allocates memory of this size, registers it, and frees it. Returns whether the kernel granted
+    /// that.
+    ///
+    /// # Errors
+    ///
+    /// As for [`SystemAllocator::allocate_memory`].
+    pub fn try_registration(&mut self, bytes: ByteCount) -> Result<CapabilityStatus, StorageError> {
+        if self.backend() == ActiveBackend::IoUring {
+            let allocator = SystemAllocator::new(SystemOptions::default());
+            let memory = allocator.allocate_memory(&RegionRequest::new(bytes))?;
+            if let Some(address) = memory.location().as_host() {
+                let range = IoBuffer { address, length: bytes };
+                // SAFETY: the memory keeps its pages until it drops, which is after this value.
+                self.note_use(&unsafe { IoMemory::new(range) }, &[range]);
+            }
+        }
+        Ok(self.registration().status())
     }
 
     /// A handle with which any thread can end a [`wait`](Self::wait) of this queue.

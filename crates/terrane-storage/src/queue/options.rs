@@ -1,6 +1,6 @@
 //! The options of a queue.
 
-use terrane_core::Requirement;
+use terrane_core::{ByteCount, Requirement};
 
 use crate::error::StorageError;
 
@@ -48,6 +48,10 @@ pub struct IoQueueOptions {
     pub backend: IoBackend,
     /// The number of threads for the thread backend. At most `depth` threads start.
     pub threads: usize,
+    /// The maximum number of bytes of [`IoMemory`](crate::IoMemory) that the queue registers with
+    /// io_uring. Registered memory is pinned: it counts against `RLIMIT_MEMLOCK`, unless the process
+    /// has `CAP_IPC_LOCK`, and a `fork` copies it if it is private. Zero registers none.
+    pub registered: ByteCount,
 }
 
 impl IoQueueOptions {
@@ -69,8 +73,8 @@ impl IoQueueOptions {
 }
 
 impl Default for IoQueueOptions {
-    /// Depth 32, io_uring if allowed, otherwise eight threads.
+    /// Depth 32, io_uring if allowed, otherwise eight threads. At most 4 GiB are registered.
     fn default() -> Self {
-        Self { depth: 32, backend: IoBackend::Auto, threads: 8 }
+        Self { depth: 32, backend: IoBackend::Auto, threads: 8, registered: ByteCount::gib(4) }
     }
 }

@@ -7,6 +7,8 @@ use std::time::Instant;
 
 use terrane_core::{ByteCount, FileHandle, FileIdentity, HostAddress, OsError};
 
+use super::registered::IoMemory;
+
 /// One contiguous range of host memory to read into or write from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoBuffer {
@@ -97,6 +99,9 @@ pub struct IoRequest<'a> {
     pub buffers: &'a [IoBuffer],
     /// The time at which the request is cancelled. `None` for no deadline.
     pub deadline: Option<Instant>,
+    /// The memory of all `buffers`, which the queue may register; `None` if it is not known. It gains
+    /// nothing for requests through the page cache.
+    pub memory: Option<&'a IoMemory>,
 }
 
 impl<'a> IoRequest<'a> {
@@ -108,7 +113,15 @@ impl<'a> IoRequest<'a> {
         offset: ByteCount,
         buffers: &'a [IoBuffer],
     ) -> Self {
-        Self { token, file, operation: IoOperation::Read, offset, buffers, deadline: None }
+        Self {
+            token,
+            file,
+            operation: IoOperation::Read,
+            offset,
+            buffers,
+            deadline: None,
+            memory: None,
+        }
     }
 
     /// A request to write `buffers` from `offset` on.
@@ -119,7 +132,15 @@ impl<'a> IoRequest<'a> {
         offset: ByteCount,
         buffers: &'a [IoBuffer],
     ) -> Self {
-        Self { token, file, operation: IoOperation::Write, offset, buffers, deadline: None }
+        Self {
+            token,
+            file,
+            operation: IoOperation::Write,
+            offset,
+            buffers,
+            deadline: None,
+            memory: None,
+        }
     }
 
     /// A request to sync the file's data to the device (`fdatasync`). It covers the writes whose
@@ -133,6 +154,7 @@ impl<'a> IoRequest<'a> {
             offset: ByteCount::ZERO,
             buffers: &[],
             deadline: None,
+            memory: None,
         }
     }
 
@@ -147,6 +169,12 @@ impl<'a> IoRequest<'a> {
     #[must_use]
     pub const fn by(self, deadline: Instant) -> Self {
         Self { deadline: Some(deadline), ..self }
+    }
+
+    /// The same request, with its buffers in this memory.
+    #[must_use]
+    pub const fn within(self, memory: Option<&'a IoMemory>) -> Self {
+        Self { memory, ..self }
     }
 }
 

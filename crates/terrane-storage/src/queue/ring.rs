@@ -9,8 +9,11 @@ use terrane_core::convert::to_u64;
 use terrane_core::{OsError, Reason};
 
 use super::Waited;
-use super::request::{IoCompletion, IoFailure, IoFailureReason, IoOperation};
-use super::transfer::{MAX_STEP, Next, Step, Stop, Transfer, Vectors};
+use super::entry::entry_of;
+use super::options::IoQueueOptions;
+use super::registered::{IoMemory, IoRegistration, Registrar};
+use super::request::{IoBuffer, IoCompletion, IoFailure, IoFailureReason};
+use super::transfer::{Next, Stop, Transfer, Vectors};
 use crate::error::StorageError;
 use crate::sys;
 
@@ -44,14 +47,16 @@ pub(super) struct Ring {
     /// The reason why the process may no longer enter the kernel. Once it is set, no entry is
     /// queued and no call is made. The kernel then never accepts the remaining entries.
     refusal: Option<OsError>,
+    registrar: Registrar,
 }
 
 /// The polling interval for completions when the process cannot wait in the kernel.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 impl Ring {
-    /// Creates a ring for `depth` requests, or returns the reason why the kernel refuses it.
-    pub(super) fn new(depth: u32) -> Result<Self, Reason> {
+    /// Creates a ring with these options, or returns the reason why the kernel refuses it.
+    pub(super) fn new(options: &IoQueueOptions) -> Result<Self, Reason> {
+        let depth = options.depth;
         // Every request can have one cancellation, and one entry is for the waker. The depth is at
         // most `IoQueueOptions::MAX_DEPTH`.
         let entries = (2 * depth + 1).next_power_of_two();
@@ -65,6 +70,7 @@ impl Ring {
         // A sandbox can allow the setup and forbid `io_uring_enter`.
         ring.submit().map_err(|error| Reason::Os(OsError::from_io("io_uring_enter", &error)))?;
         let wake_event = sys::event::new().map_err(Reason::Os)?;
+        let registrar = Registrar::new(&ring, options.registered);
         Ok(Self {
             ring,
             slots: (0..depth).map(|_| Slot::default()).collect(),
@@ -75,11 +81,21 @@ impl Ring {
             wake_is_armed: false,
             queued: 0,
             refusal: None,
+            registrar,
         })
     }
 
     pub(super) fn wake_event(&self) -> Arc<File> {
         Arc::clone(&self.wake_event)
+    }
+
+    pub(super) fn registration(&self) -> IoRegistration {
+        self.registrar.registration()
+    }
+
+    pub(super) fn note_use(&mut self, memory: &IoMemory, buffers: &[IoBuffer]) {
+        let ranges = buffers.iter().map(|b| (b.address.as_ptr().addr(), b.length.to_usize()));
+        self.registrar.find(memory, ranges);
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -90,12 +106,19 @@ impl Ring {
         self.spare_vectors.pop().unwrap_or_default()
     }
 
-    /// Submits a non-empty transfer. The caller has checked that a slot is free.
-    pub(super) fn submit(&mut self, transfer: Transfer) -> Result<(), StorageError> {
+    /// Submits a non-empty transfer, whose buffers are in `memory`. The caller has checked that a
+    /// slot is free.
+    pub(super) fn submit(
+        &mut self,
+        mut transfer: Transfer,
+        memory: Option<&IoMemory>,
+    ) -> Result<(), StorageError> {
         let full = StorageError::QueueFull { depth: self.slots.len() };
         let Some(index) = self.free.pop() else { return Err(full) };
         let Some(slot) = self.slots.get_mut(as_index(index)) else { return Err(full) };
         let is_timed = transfer.deadline.is_some();
+        transfer.registered =
+            memory.and_then(|memory| self.registrar.find(memory, transfer.ranges()));
         slot.generation = slot.generation.wrapping_add(1);
         slot.transfer = Some(transfer);
         match self.push_step(index) {
@@ -383,40 +406,7 @@ impl Drop for Ring {
                 self.wait_for_taken(None, &mut completions);
             }
         }
-    }
-}
-
-/// The entry for the next step of `transfer`.
-fn entry_of(transfer: &Transfer) -> squeue::Entry {
-    let file = types::Fd(transfer.file.descriptor);
-    let is_read = transfer.operation == IoOperation::Read;
-    match transfer.step(MAX_STEP) {
-        Step::Single(vector, offset) => {
-            let address = vector.iov_base.cast::<u8>();
-            // At most `MAX_STEP`, so it fits.
-            let length = u32::try_from(vector.iov_len).unwrap_or(u32::MAX);
-            if is_read {
-                opcode::Read::new(file, address, length).offset(offset).build()
-            } else {
-                opcode::Write::new(file, address, length).offset(offset).build()
-            }
-        }
-        Step::Vectored(vectors, offset) => {
-            // At most `MAX_VECTORS`, so it fits.
-            let count = u32::try_from(vectors.len()).unwrap_or(0);
-            if is_read {
-                opcode::Readv::new(file, vectors.as_ptr(), count).offset(offset).build()
-            } else {
-                opcode::Writev::new(file, vectors.as_ptr(), count).offset(offset).build()
-            }
-        }
-        Step::Sync => {
-            let flags = match transfer.operation {
-                IoOperation::SyncData => types::FsyncFlags::DATASYNC,
-                _ => types::FsyncFlags::empty(),
-            };
-            opcode::Fsync::new(file).flags(flags).build()
-        }
+        self.registrar.close();
     }
 }
 

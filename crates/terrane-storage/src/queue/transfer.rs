@@ -65,6 +65,8 @@ pub(super) struct Transfer {
     /// Set when the request must end early. The request is in flight until the kernel reports its
     /// end.
     pub(super) stop: Option<Stop>,
+    /// The index of the registered buffer that contains all bytes.
+    pub(super) registered: Option<u16>,
     offset: u64,
     total: u64,
     done: u64,
@@ -103,6 +105,7 @@ impl Transfer {
             operation: request.operation,
             deadline: request.deadline,
             stop: None,
+            registered: None,
             offset: request.offset.get(),
             total: total.get(),
             done: 0,
@@ -115,6 +118,11 @@ impl Transfer {
     /// Whether the transfer needs no system call.
     pub(super) fn is_empty(&self) -> bool {
         self.total == 0 && matches!(self.operation, IoOperation::Read | IoOperation::Write)
+    }
+
+    /// The address and the length of each buffer.
+    pub(super) fn ranges(&self) -> impl ExactSizeIterator<Item = (usize, usize)> {
+        self.vectors.0.iter().map(|vector| (vector.iov_base.addr(), vector.iov_len))
     }
 
     /// Returns the list of vectors for reuse.
@@ -159,6 +167,11 @@ impl Transfer {
                 if self.done >= self.total { Next::Finished(Ok(())) } else { self.go_on() }
             }
             Err(libc::EINTR) => self.go_on(),
+            // The kernel may refuse a request because of its registered buffer.
+            Err(libc::EFAULT | libc::EINVAL | libc::EOPNOTSUPP) if self.registered.is_some() => {
+                self.registered = None;
+                self.go_on()
+            }
             Err(libc::EAGAIN) if self.retries < MAX_RETRIES => {
                 self.retries += 1;
                 self.go_on()
@@ -307,6 +320,17 @@ mod tests {
                 ..
             }))
         ));
+    }
+
+    #[test]
+    fn a_request_that_a_registered_buffer_cannot_serve_is_repeated_without_it() {
+        for code in [libc::EFAULT, libc::EINVAL, libc::EOPNOTSUPP] {
+            let mut read = transfer(IoOperation::Read, &[64]);
+            read.registered = Some(3);
+            assert_eq!(read.advance(Ok(24)), Next::Again);
+            assert_eq!((read.advance(Err(code)), read.registered), (Next::Again, None));
+            assert!(matches!(read.advance(Err(code)), Next::Finished(Err(_))));
+        }
     }
 
     #[test]

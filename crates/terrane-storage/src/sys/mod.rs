@@ -6,6 +6,7 @@
 pub(crate) mod event;
 pub(crate) mod file;
 pub(crate) mod memory;
+pub(crate) mod ring;
 
 use terrane_core::OsError;
 

@@ -17,6 +17,7 @@ mod disk_faults;
 mod queue;
 mod queue_faults;
 mod queue_model;
+mod registered;
 mod support;
 mod system;
 mod system_limits;

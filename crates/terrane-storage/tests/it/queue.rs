@@ -174,7 +174,12 @@ fn cancelled_requests_never_reach_a_busy_worker() {
 
 /// Cancels the last 8 of 32 requests. Returns the number of those that were cancelled in time.
 fn cancel_behind_a_busy_worker() -> u64 {
-    let options = IoQueueOptions { depth: 32, backend: IoBackend::Threads, threads: 1 };
+    let options = IoQueueOptions {
+        depth: 32,
+        backend: IoBackend::Threads,
+        threads: 1,
+        ..IoQueueOptions::default()
+    };
     let mut queue = IoQueue::new(&options).unwrap();
     let file = tempfile::tempfile().unwrap();
     let mut bytes = vec![2_u8; 4 << 20];

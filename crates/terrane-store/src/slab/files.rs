@@ -178,12 +178,12 @@ impl SlabFiles {
 }
 
 impl SlabFile {
-    /// The file as the queue accesses it, and the alignment of memory for that.
-    pub(super) fn target(&self) -> (IoFile, u64) {
+    /// The file as the queue accesses it, the alignment of memory for that, and whether it is direct.
+    pub(super) fn target(&self) -> (IoFile, u64, bool) {
         let handle = self.file.handle();
         match (IoFile::direct(&handle), handle.direct) {
-            (Some(file), Some(direct)) => (file, direct.memory_alignment.get()),
-            _ => (IoFile::buffered(&handle), 1),
+            (Some(file), Some(direct)) => (file, direct.memory_alignment.get(), true),
+            _ => (IoFile::buffered(&handle), 1, false),
         }
     }
 

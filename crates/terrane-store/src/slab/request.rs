@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use smallvec::SmallVec;
-use terrane_storage::{IoBuffer, IoFailure, IoFailureReason};
+use terrane_storage::{IoBuffer, IoFailure, IoFailureReason, IoMemory};
 
 use crate::error::StoreError;
 
@@ -61,6 +61,8 @@ pub(crate) struct SlabRequest {
     pub(crate) slot: u32,
     /// Any number of any length and alignment. None of them is accessed outside its length.
     pub(crate) buffers: SlabBuffers,
+    /// The memory of the buffers, which the queue may register.
+    pub(crate) memory: Option<IoMemory>,
     pub(crate) direction: SlabDirection,
     /// The time at which the request ends as [`SlabFailure::TimedOut`]. A request in the device ends
     /// when the device has finished with it.

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use smallvec::SmallVec;
 use terrane_core::{ByteCount, HostAddress};
-use terrane_storage::IoBuffer;
+use terrane_storage::{IoBuffer, IoMemory};
 use terrane_transfer::Endpoint;
 
 /// The source of a put, or the destination of a get: one block for each key.
@@ -98,13 +98,14 @@ pub struct Spans {
     buffers: Vec<IoBuffer>,
     /// The end of each block in `buffers`.
     ends: Vec<usize>,
+    memory: Option<IoMemory>,
 }
 
 impl Spans {
     /// No blocks.
     #[must_use]
     pub const fn new() -> Self {
-        Self { buffers: Vec::new(), ends: Vec::new() }
+        Self { buffers: Vec::new(), ends: Vec::new(), memory: None }
     }
 
     /// Adds a block of one span of this many bytes.
@@ -121,6 +122,18 @@ impl Spans {
             },
         ));
         self.ends.push(self.buffers.len());
+    }
+
+    /// States the memory that the spans are in. Direct reads and writes of it cost less processor time:
+    /// the kernel pins its pages once, not for each of them.
+    #[must_use]
+    pub fn within(self, memory: &IoMemory) -> Self {
+        Self { memory: Some(memory.clone()), ..self }
+    }
+
+    /// The memory that the spans are in, if it was stated.
+    pub(crate) const fn memory(&self) -> Option<&IoMemory> {
+        self.memory.as_ref()
     }
 
     /// The number of blocks.

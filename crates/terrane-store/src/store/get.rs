@@ -395,6 +395,7 @@ impl Get<'_> {
             group: task.group,
             slot: pin.block.slot,
             buffers: self.destination.buffers(index),
+            memory: self.destination.io_memory(),
             direction: SlabDirection::Read { checksum: pin.block.checksum },
             deadline: task.control.deadline(),
             priority: task.control.priority(),

@@ -237,6 +237,7 @@ impl<'a> Load<'a> {
                 group: task.group,
                 slot: block.slot,
                 buffers: memory.buffers(info, slot, block.length),
+                memory: memory.io_memory(),
                 direction: SlabDirection::Read { checksum: block.checksum },
                 deadline: task.control.deadline(),
                 priority: task.control.priority(),

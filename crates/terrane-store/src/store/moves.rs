@@ -175,6 +175,7 @@ impl<'a> WriteDown<'a> {
             group,
             slot: taken.slot(at).unwrap_or(u32::MAX),
             buffers: memory.buffers(info, own.dirty.pin.block.slot, own.dirty.pin.block.length),
+            memory: memory.io_memory(),
             direction: SlabDirection::Write,
             deadline: task.control.deadline(),
             priority: task.control.priority(),

@@ -192,6 +192,7 @@ impl Put<'_> {
             group: task.group,
             slot: taken.slot(at).unwrap_or(u32::MAX),
             buffers: self.source.buffers(own.index),
+            memory: self.source.io_memory(),
             direction: SlabDirection::Write,
             deadline: task.control.deadline(),
             priority: task.control.priority(),

@@ -1,6 +1,7 @@
 //! The checked keys and blocks of a job.
 
 use smallvec::SmallVec;
+use terrane_storage::IoMemory;
 use terrane_transfer::{Endpoint, Hold, TransferError};
 
 use crate::KeyHash;
@@ -246,6 +247,14 @@ impl Payload {
                 let block = blocks.get(index).copied().unwrap_or(0);
                 host_buffers(endpoint, block, (self.length(index), tokens))
             }
+        }
+    }
+
+    /// The memory of the blocks, which an I/O queue may register.
+    pub(crate) fn io_memory(&self) -> Option<IoMemory> {
+        match &self.memory {
+            PayloadMemory::Spans(spans) => spans.memory().cloned(),
+            PayloadMemory::Endpoint { endpoint, .. } => endpoint.io_memory().first().cloned(),
         }
     }
 

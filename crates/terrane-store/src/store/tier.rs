@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use terrane_storage::IoMemory;
 use terrane_transfer::{Endpoint, Hold, SlotSet};
 
 use crate::disk::Catalog;
@@ -69,6 +70,11 @@ impl TierBlocks {
     /// a transfer that failed earlier may have left it incomplete.
     pub(crate) fn hold(&self, slot: u32) -> Result<Hold, BlockResult> {
         self.endpoint.hold_for_write(&[slot]).map_err(BlockResult::failed)
+    }
+
+    /// The memory of the slots, if it is one range, which an I/O queue may register.
+    pub(crate) fn io_memory(&self) -> Option<IoMemory> {
+        self.endpoint.io_memory().first().cloned()
     }
 
     /// The host memory of the first `length` bytes of a slot.

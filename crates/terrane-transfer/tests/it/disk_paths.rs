@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use terrane_core::{
     Alignment, Allocate, ByteCount, Capability, CapabilityStatus, Durability, FileHandle,
-    FileIdentity, FilePosition, ForeignMemory, Location, Memory, Region, RegionRequest,
+    FileIdentity, FilePosition, ForeignMemory, Location, Memory, Reason, Region, RegionRequest,
     Requirement, Span, StorageKind,
 };
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
@@ -264,10 +264,12 @@ fn capabilities_of_engines_are_returned_by_the_manager() {
     let manager = manager(&options);
     let report = manager.engines()[0].capabilities();
     assert_eq!(report.status(&Capability::IoUring), Some(&CapabilityStatus::NotTried));
+    let needs = CapabilityStatus::Refused(Reason::Needs("io_uring"));
+    assert_eq!(report.status(&Capability::RegisteredBuffers), Some(&needs));
     let default = TransferManager::with_default_engines().unwrap();
     let reports: Vec<_> =
         default.engines().iter().map(|engine| engine.capabilities().outcomes().len()).collect();
-    assert_eq!(reports, [0, 1]);
+    assert_eq!(reports, [0, 2]);
 }
 
 /// A file whose direct I/O needs a stricter alignment than that of the engine's requests.
@@ -307,31 +309,46 @@ fn sixteen_blocks(layers: u32, inner: u32) -> LayoutConfig {
 #[test]
 fn short_pieces_use_the_faster_path_once_both_were_measured() {
     let config = sixteen_blocks(64, 576);
-    check_faster_path("short_pieces", config, mapped(config, BLOCK_FIRST));
+    for registered in [ByteCount::ZERO, ByteCount::gib(1)] {
+        check_faster_path("short_pieces", config, mapped(config, BLOCK_FIRST), registered);
+    }
 }
 
 #[test]
 fn long_pieces_on_small_pages_use_the_faster_path_once_both_were_measured() {
     let config = sixteen_blocks(1, 1 << 15);
     let options = SystemOptions { huge_pages: HugePages::None, ..SystemOptions::default() };
-    let memory = endpoint_in(&SystemAllocator::new(options), config, CONTIGUOUS);
-    check_faster_path("long_pieces_on_small_pages", config, memory);
+    for registered in [ByteCount::ZERO, ByteCount::gib(1)] {
+        let memory = endpoint_in(&SystemAllocator::new(options.clone()), config, CONTIGUOUS);
+        check_faster_path("long_pieces_on_small_pages", config, memory, registered);
+    }
 }
 
-fn check_faster_path(test: &str, config: LayoutConfig, memory: Endpoint) {
+fn check_faster_path(test: &str, config: LayoutConfig, memory: Endpoint, registered: ByteCount) {
     let directory = tempfile::tempdir().unwrap();
-    let manager = manager(&DiskEngineOptions::default());
+    let queue = IoQueueOptions { registered, ..IoQueueOptions::default() };
+    let manager = manager(&DiskEngineOptions { queue, ..DiskEngineOptions::default() });
     let disk = file(directory.path(), config, CONTIGUOUS, Requirement::Preferred);
     if !has_direct_io(&disk) {
         eprintln!("skipped: {test}: there is no direct I/O");
         return;
     }
     let blocks: Vec<u32> = (0..16).collect();
-    for (round, expected) in ["vectored", "vectored", "staged", "staged", "", ""].iter().enumerate()
-    {
+    // The first write registers the memory. The paths of registered memory are measured apart.
+    let mut registered_writes = 0;
+    for round in 0..7 {
         let pattern = Pattern::new(u64::try_from(round).unwrap());
         pattern.fill(&memory).unwrap();
         for (from, to) in [(&memory, &disk), (&disk, &memory)] {
+            let is_registered = memory.io_memory().iter().any(|m| !m.registered().is_zero());
+            let is_write = from.kind() == StorageKind::System;
+            registered_writes += usize::from(is_write && is_registered);
+            let measured = match (is_write, is_registered) {
+                (true, true) => registered_writes - 1,
+                _ => round,
+            };
+            let expected =
+                ["vectored", "vectored", "staged", "staged"].get(measured).copied().unwrap_or("");
             let transfer = Transfer::new(from, to).blocks(&blocks, &blocks);
             let report = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
             let (path, reason) = (report.explanation.path(), report.explanation.reason());

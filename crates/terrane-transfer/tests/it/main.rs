@@ -39,6 +39,7 @@ mod plans;
 mod queues;
 mod references;
 mod refusals;
+mod registered;
 mod relayed_model;
 mod relays;
 mod sections;

@@ -36,6 +36,9 @@ struct Arguments {
     /// The number of requests in flight
     #[arg(long, default_value_t = 32)]
     depth: u32,
+    /// The most memory that the engine registers with io_uring, in GiB; 0 for none
+    #[arg(long, default_value_t = 4)]
+    registered_gib: u32,
 }
 
 /// The shape of the blocks of a case.

@@ -117,7 +117,11 @@ impl Setup {
         let memory = Endpoint::new(builder.unregistered().build()?)?;
 
         let options = DiskEngineOptions {
-            queue: IoQueueOptions { depth, ..DiskEngineOptions::default().queue },
+            queue: IoQueueOptions {
+                depth,
+                registered: ByteCount::gib(arguments.registered_gib),
+                ..DiskEngineOptions::default().queue
+            },
             request: ByteCount::new(block.next_multiple_of(4096)),
             ..DiskEngineOptions::default()
         };

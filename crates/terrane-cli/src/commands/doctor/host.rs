@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use terrane_core::{ByteCount, Capability};
+use terrane_core::{ByteCount, Capability, CapabilityStatus, Reason};
 use terrane_plan::HostFacts;
 use terrane_storage::{
     ControlGroupLimits, IoQueue, IoQueueOptions, NumaTopology, available_memory,
@@ -32,6 +32,7 @@ pub(crate) fn findings() -> Vec<Finding> {
     findings.push(control_group());
     findings.push(shared_memory());
     findings.push(io_uring());
+    findings.push(registered_buffers());
     findings
 }
 
@@ -197,6 +198,29 @@ fn io_uring() -> Finding {
             finding.unwrap_or_else(|| Finding::refused("io_uring", "not reported", REMEDY))
         }
         Err(error) => Finding::refused("io_uring", error.to_string(), REMEDY),
+    }
+}
+
+/// The memory that is registered for the trial: as much as a queue registers of large memory.
+const TRIAL: ByteCount = ByteCount::mib(64);
+
+/// Whether a queue registers memory with io_uring.
+fn registered_buffers() -> Finding {
+    const KEY: &str = "registered-buffers";
+    const REMEDY: &str = "raise the limit of locked memory (ulimit -l unlimited, docker run --ulimit memlock=-1, LimitMEMLOCK=infinity in the service) or grant CAP_IPC_LOCK; meanwhile the kernel pins the pages for each request";
+    const IO_URING: &str = "io_uring is required: see its line";
+    let options = IoQueueOptions { depth: 8, registered: TRIAL, ..IoQueueOptions::default() };
+    let status = match IoQueue::new(&options).and_then(|mut queue| queue.try_registration(TRIAL)) {
+        Ok(status) => status,
+        Err(error) => return Finding::refused(KEY, error.to_string(), IO_URING),
+    };
+    match status {
+        CapabilityStatus::Granted => Finding::granted(KEY, format!("{TRIAL} were registered")),
+        CapabilityStatus::Refused(reason @ Reason::Needs(_)) => {
+            Finding::refused(KEY, reason.to_string(), IO_URING)
+        }
+        CapabilityStatus::Refused(reason) => Finding::refused(KEY, reason.to_string(), REMEDY),
+        _ => Finding::refused(KEY, "not reported", REMEDY),
     }
 }
 

@@ -63,6 +63,7 @@ enum Requirement {
     Preallocation,
     #[value(name = "io_uring", alias = "io-uring")]
     IoUring,
+    RegisteredBuffers,
     HugePages,
     TransparentHugePages,
     Memlock,

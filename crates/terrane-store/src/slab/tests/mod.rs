@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use terrane_core::sync::{lock, unpoisoned};
 use terrane_core::{ByteCount, HostAddress};
-use terrane_storage::IoBuffer;
+use terrane_storage::{IoBuffer, IoMemory};
 
 use super::*;
 
@@ -140,6 +140,7 @@ fn request(slot: u32, buffers: SlabBuffers, direction: SlabDirection) -> NewRequ
     NewRequest {
         slot,
         buffers,
+        memory: None,
         direction,
         index: 0,
         job: 1,
@@ -152,6 +153,7 @@ fn request(slot: u32, buffers: SlabBuffers, direction: SlabDirection) -> NewRequ
 struct NewRequest {
     slot: u32,
     buffers: SlabBuffers,
+    memory: Option<IoMemory>,
     direction: SlabDirection,
     index: usize,
     job: u64,
@@ -168,6 +170,7 @@ impl NewRequest {
             group: 0,
             slot: self.slot,
             buffers: self.buffers,
+            memory: self.memory,
             direction: self.direction,
             deadline: self.deadline,
             priority: self.priority,

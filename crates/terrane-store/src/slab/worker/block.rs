@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use terrane_core::checksum::Crc64;
-use terrane_storage::{IoFailure, IoFailureReason, IoFile};
+use terrane_storage::{IoFailure, IoFailureReason, IoFile, IoMemory};
 
 use crate::slab::cut::Cursor;
 use crate::slab::request::{
@@ -22,11 +22,13 @@ pub(super) struct Block {
     pub(super) group: u16,
     pub(super) slot: u32,
     pub(super) buffers: SlabBuffers,
+    pub(super) memory: Option<IoMemory>,
     pub(super) direction: SlabDirection,
     pub(super) deadline: Option<Instant>,
     pub(super) turn: Turn,
     pub(super) file: IoFile,
     pub(super) memory_alignment: u64,
+    pub(super) is_direct: bool,
     /// The offset of the slot in the file.
     pub(super) offset: u64,
     pub(super) total: u64,
@@ -74,7 +76,7 @@ impl Block {
     pub(super) fn new(
         request: SlabRequest,
         turn: Turn,
-        (file, memory_alignment): (IoFile, u64),
+        (file, memory_alignment, is_direct): (IoFile, u64, bool),
         offset: u64,
         total: u64,
     ) -> Self {
@@ -85,11 +87,13 @@ impl Block {
             group: request.group,
             slot: request.slot,
             buffers: request.buffers,
+            memory: request.memory,
             direction: request.direction,
             deadline: request.deadline,
             turn,
             file,
             memory_alignment,
+            is_direct,
             offset,
             total,
             submitted: Cursor::default(),

@@ -98,6 +98,8 @@ impl Worker {
             IoRequest::read(token, block.file, offset, &self.buffers)
         };
         request.deadline = block.deadline;
+        // A bounce buffer is in other memory. The kernel pins no pages for the page cache.
+        request.memory = block.memory.as_ref().filter(|_| bounce.is_none() && block.is_direct);
         // SAFETY: the buffers are those of the block, which its submitter keeps valid until the block has
         // ended, and a bounce buffer. Both are kept until the completion was handled, and the queue
         // drops before the bounce buffers. The files stay open as long as this thread runs.

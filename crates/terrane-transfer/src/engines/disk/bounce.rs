@@ -4,7 +4,7 @@ use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::{
     Allocate, AllocateError, ByteCount, HostAddress, Location, Memory, RegionRequest,
 };
-use terrane_storage::{SystemAllocator, SystemMemory, SystemOptions};
+use terrane_storage::{IoBuffer, IoMemory, SystemAllocator, SystemMemory, SystemOptions};
 
 /// The largest buffer. With larger buffers, the disk idles longer at the start and the end of a
 /// copy. The processor's cache also evicts their data before the second use.
@@ -15,6 +15,8 @@ const LARGEST: ByteCount = ByteCount::mib(1);
 pub(super) struct BounceBuffers {
     size: ByteCount,
     count: usize,
+    /// Dropped before the memory is freed.
+    io_memory: Option<IoMemory>,
     memory: Option<SystemMemory>,
     free: Vec<BounceBuffer>,
 }
@@ -37,12 +39,17 @@ impl BounceBuffers {
         let size = request.min(LARGEST);
         let parts = request.get().div_ceil(size.get().max(1));
         let count = count.saturating_mul(to_usize(parts)).min(depth).max(1);
-        Self { size, count, memory: None, free: Vec::new() }
+        Self { size, count, io_memory: None, memory: None, free: Vec::new() }
     }
 
     /// The bytes of each buffer.
     pub(super) const fn size(&self) -> ByteCount {
         self.size
+    }
+
+    /// The memory of all buffers, if it was allocated.
+    pub(super) const fn io_memory(&self) -> Option<&IoMemory> {
+        self.io_memory.as_ref()
     }
 
     /// Returns a buffer; `None` if all are in use.
@@ -75,6 +82,9 @@ impl BounceBuffers {
             RegionRequest::new(bytes).aligned_to(super::route::REQUESTS).labelled("bounce buffers");
         let memory = SystemAllocator::new(SystemOptions::default()).allocate(&request)?;
         if let Location::Host(base) = memory.location() {
+            // SAFETY: `memory` keeps its pages until it drops, which is after this value.
+            let memory = unsafe { IoMemory::new(IoBuffer { address: base, length: bytes }) };
+            self.io_memory = Some(memory);
             let offsets = (0..count).map(|index| ByteCount::new(self.size.get() * index));
             self.free.extend(offsets.filter_map(|at| base.checked_add(at)).map(BounceBuffer));
         }

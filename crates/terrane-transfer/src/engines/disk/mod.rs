@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Sender, unbounded};
-use terrane_core::{CapabilityReport, OwnerProcess};
-use terrane_storage::{IoQueue, IoWaker, StorageError};
+use terrane_core::{Capability, CapabilityReport, OwnerProcess, Requirement};
+use terrane_storage::{IoQueue, IoRegistration, IoWaker, StorageError};
 
 use crate::checksums::crc;
 use crate::engine::declined::Declined;
@@ -48,6 +48,8 @@ pub struct DiskEngine {
     owner: OwnerProcess,
     rates: Arc<DiskRates>,
     capabilities: CapabilityReport,
+    /// How strongly registered buffers were requested, and their state.
+    registration: (Requirement, IoRegistration),
 }
 
 impl DiskEngine {
@@ -60,19 +62,27 @@ impl DiskEngine {
     pub fn new(options: &DiskEngineOptions) -> Result<Self, StorageError> {
         let queue = IoQueue::new(&options.queue)?;
         let (waker, capabilities) = (queue.waker(), queue.capabilities().clone());
+        let wanted = !options.queue.registered.is_zero();
+        let requirement = if wanted { Requirement::Preferred } else { Requirement::Off };
+        let registration = (requirement, queue.registration());
         let rates = Arc::new(DiskRates::new());
         let (jobs, inbox) = unbounded();
         let worker = DiskWorker::new(queue, inbox, options, Arc::clone(&rates));
         let thread = threads::spawn("terrane-disk".to_owned(), move || worker.serve())
             .map_err(|source| StorageError::Thread { source })?;
         let owner = OwnerProcess::current();
-        Ok(Self { jobs: Some(jobs), waker, thread: Some(thread), owner, rates, capabilities })
+        let (jobs, thread) = (Some(jobs), Some(thread));
+        Ok(Self { jobs, waker, thread, owner, rates, capabilities, registration })
     }
 
-    /// The status of io_uring, if it was requested.
+    /// The status of io_uring and of registered buffers, if they were requested. Registered buffers
+    /// count as granted until the kernel refuses to register some memory.
     #[must_use]
-    pub fn capabilities(&self) -> &CapabilityReport {
-        &self.capabilities
+    pub fn capabilities(&self) -> CapabilityReport {
+        let mut report = self.capabilities.clone();
+        let (requirement, registration) = &self.registration;
+        report.record(Capability::RegisteredBuffers, *requirement, registration.status());
+        report
     }
 }
 
@@ -114,7 +124,7 @@ unsafe impl CopyEngine for DiskEngine {
     }
 
     fn capabilities(&self) -> CapabilityReport {
-        self.capabilities.clone()
+        Self::capabilities(self)
     }
 }
 

@@ -8,9 +8,13 @@
 
 use std::time::Duration;
 
+use terrane_core::ByteCount;
+use terrane_storage::IoMemory;
+
 use super::route::{DiskRoute, FileFlow, Selection};
 use super::segments::{MIN_CHOSEN, Segments};
 use crate::engine::rate::Rate;
+use crate::hazard::endpoint::Endpoint;
 use crate::plan::TransferPlan;
 
 /// The recent rates of each path.
@@ -18,10 +22,10 @@ use crate::plan::TransferPlan;
 pub(super) struct DiskRates {
     /// If every segment is long.
     long: DirectionRates,
-    /// If pieces are short, on huge pages.
-    short_pieces: DirectionRates,
-    /// If pages are small.
-    small_pages: DirectionRates,
+    /// If pieces are short, on huge pages; first those of memory that is not registered.
+    short_pieces: [DirectionRates; 2],
+    /// If pages are small; first those of memory that is not registered.
+    small_pages: [DirectionRates; 2],
     between_files: Rate,
 }
 
@@ -45,8 +49,8 @@ impl DiskRates {
         let directions = || DirectionRates { read: ways(), write: ways() };
         Self {
             long: directions(),
-            short_pieces: directions(),
-            small_pages: directions(),
+            short_pieces: [directions(), directions()],
+            small_pages: [directions(), directions()],
             between_files: guess(5e8),
         }
     }
@@ -54,8 +58,8 @@ impl DiskRates {
     pub(super) fn of(&self, route: &DiskRoute) -> &Rate {
         let directions = match route.segments {
             Segments::Long => &self.long,
-            Segments::ShortPieces => &self.short_pieces,
-            Segments::SmallPages => &self.small_pages,
+            Segments::ShortPieces => of_memory(&self.short_pieces, route),
+            Segments::SmallPages => of_memory(&self.small_pages, route),
         };
         let ways = match route.flow {
             FileFlow::Read => &directions.read,
@@ -72,6 +76,8 @@ impl DiskRates {
         {
             return route;
         }
+        let registered = route.memory_side().is_some_and(|side| is_registered(plan.end(side)));
+        let route = route.in_registered(registered);
         let ways = [false, true].map(|staged| route.selected(staged, Selection::ToBeMeasured));
         if let Some(unknown) = ways.iter().find(|way| !self.of(way).is_known()) {
             return *unknown;
@@ -80,4 +86,20 @@ impl DiskRates {
             ways.map(|way| self.of(&way).predict(plan.bytes(), plan.run_count()));
         route.selected(staged < vectored, Selection::Faster)
     }
+}
+
+const fn of_memory<'a>(
+    [other, registered]: &'a [DirectionRates; 2],
+    route: &DiskRoute,
+) -> &'a DirectionRates {
+    if route.registered { registered } else { other }
+}
+
+/// Whether at least half of an endpoint's memory is registered.
+fn is_registered(end: &Endpoint) -> bool {
+    let sum = |bytes: fn(&IoMemory) -> ByteCount| -> u64 {
+        end.io_memory().iter().map(|memory| bytes(memory).get()).sum()
+    };
+    let registered = sum(IoMemory::registered);
+    registered > 0 && registered >= sum(IoMemory::length) / 2
 }

@@ -35,6 +35,8 @@ pub(super) struct DiskRoute {
     pub(super) selection: Selection,
     /// The segments, which determine whether an optional buffer is worth its copy.
     pub(super) segments: Segments,
+    /// Whether most of the memory is registered with the queue. The engine measures its paths apart.
+    pub(super) registered: bool,
 }
 
 /// The reason why bytes are copied through a buffer or not.
@@ -121,7 +123,7 @@ impl DiskRoute {
             FileFlow::Write => Segments::of(plan, Side::Source, Side::Destination),
             FileFlow::BetweenFiles => Segments::Long,
         };
-        Ok(Self { flow, reach, staged, selection, segments })
+        Ok(Self { flow, reach, staged, selection, segments, registered: false })
     }
 
     fn reach(&self, side: Side) -> FileReach {
@@ -141,6 +143,15 @@ impl DiskRoute {
         }
     }
 
+    /// The end in memory; `None` between files.
+    pub(super) fn memory_side(&self) -> Option<Side> {
+        match self.flow {
+            FileFlow::Read => Some(Side::Destination),
+            FileFlow::Write => Some(Side::Source),
+            FileFlow::BetweenFiles => None,
+        }
+    }
+
     /// Whether one end is in memory.
     pub(super) fn has_memory(&self) -> bool {
         self.flow != FileFlow::BetweenFiles
@@ -149,6 +160,16 @@ impl DiskRoute {
     /// Whether bytes that need no buffer could be copied through one.
     pub(super) fn could_be_staged(&self) -> bool {
         self.flow != FileFlow::BetweenFiles && self.is_direct(self.file_side()) && !self.staged
+    }
+
+    /// The same route, of memory that is registered or not.
+    pub(super) fn in_registered(self, registered: bool) -> Self {
+        Self { registered, ..self }
+    }
+
+    /// Whether bytes that need no buffer are copied through one.
+    pub(super) fn is_staged_by_choice(&self) -> bool {
+        self.staged && matches!(self.selection, Selection::ToBeMeasured | Selection::Faster)
     }
 
     /// The same route, with or without a buffer, for this reason.

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use terrane_core::convert::to_usize;
 use terrane_core::{Alignment, ForkedProcess, Location, Memory, Region, Span, StorageKind};
 use terrane_layout::PhysicalLayout;
+use terrane_storage::{IoBuffer, IoMemory};
 
 use crate::error::TransferError;
 use crate::hazard::address_claims::AddressClaim;
@@ -27,6 +28,9 @@ use crate::side::Side;
 pub struct Endpoint(Arc<EndpointInner>);
 
 struct EndpointInner {
+    /// The host memory of the extents. Dropped first: the kernel unpins its pages before they may be
+    /// freed.
+    memory: SmallVec<[IoMemory; 1]>,
     /// Released before the layout frees the memory, which another endpoint may claim then.
     _bytes: Arc<OwnedBytes>,
     layout: PhysicalLayout,
@@ -108,9 +112,11 @@ impl Endpoint {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let bases = layout.regions().iter().map(Memory::location).collect();
         let alignment = layout.alignment_class();
+        let memory = extents.iter().filter_map(host_memory).collect();
         // Relaxed: only uniqueness is needed.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Self(Arc::new(EndpointInner {
+            memory,
             _bytes: bytes,
             layout,
             hazards,
@@ -151,6 +157,13 @@ impl Endpoint {
     #[must_use]
     pub fn alignment(&self) -> Alignment {
         self.0.alignment
+    }
+
+    /// The host memory of the blocks, for requests of I/O queues: nearly always one range. Queues
+    /// register parts of it while the endpoint, a clone or a transfer of it lives.
+    #[must_use]
+    pub fn io_memory(&self) -> &[IoMemory] {
+        &self.0.memory
     }
 
     /// An identifier of the endpoint, by which engines cache facts about it.
@@ -364,6 +377,14 @@ impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Hold").field(&self.end.ticket).finish()
     }
+}
+
+/// The memory of an extent, if the host addresses it.
+fn host_memory(extent: &Span) -> Option<IoMemory> {
+    let address = extent.location.as_host().filter(|_| extent.kind.is_host())?;
+    // SAFETY: the extent is memory of the layout's regions, which `Memory` requires to keep their
+    // pages. The endpoint drops this value before the layout.
+    Some(unsafe { IoMemory::new(IoBuffer { address, length: extent.length }) })
 }
 
 /// The number of heads of a token, as hazards count them.

@@ -1,10 +1,10 @@
 //! The requests that the thread makes.
 
 use terrane_core::{FileHandle, Location};
-use terrane_storage::{IoFile, IoRequest};
+use terrane_storage::{IoBuffer, IoFile, IoMemory, IoRequest};
 
 use super::super::bounce::BounceBuffer;
-use super::super::extents::follows;
+use super::super::extents::{RunPart, follows};
 use super::super::request::{
     BufferDirection, NotForFiles, by_deadline, engine_failure, io_buffer, io_file, token,
 };
@@ -13,6 +13,8 @@ use super::buffer_sums::copy_and_sum;
 use super::sums::JobSums;
 use super::{DiskWorker, JobState, Operation, RequestOutcome, Stage};
 use crate::engine::job::CopyFailure;
+use crate::hazard::endpoint::Endpoint;
+use crate::plan::TransferPlan;
 use crate::side::Side;
 use terrane_core::Durability;
 
@@ -71,27 +73,37 @@ impl DiskWorker {
                     let direction = BufferDirection::IntoBuffer;
                     copy_and_sum(&active.job, sums, &parts, buffer, direction)?;
                 }
+                if route.is_staged_by_choice() {
+                    list_memory(plan, memory_side, &parts, &mut self.buffers)?;
+                    // The other path is measured again once the memory is registered.
+                    if let Some(memory) = memory_of(plan.end(memory_side), &self.buffers) {
+                        self.queue.note_use(memory, &self.buffers);
+                    }
+                    self.buffers.clear();
+                }
                 self.buffers.push(io_buffer(buffer.at(0), bytes)?);
             }
-            None => {
-                for part in &parts {
-                    let address = part.location(plan, memory_side).and_then(Location::as_host);
-                    self.buffers.push(io_buffer(address, part.bytes)?);
-                }
-            }
+            None => list_memory(plan, memory_side, &parts, &mut self.buffers)?,
         }
         let stage = match route.flow {
             FileFlow::Read | FileFlow::BetweenFiles => Stage::Reading,
             FileFlow::Write => Stage::Writing { next: parts.len(), requests: 1 },
         };
-        let file = io_file(&position.file, route.is_direct(route.file_side()))?;
+        let is_direct = route.is_direct(route.file_side());
+        let memory = match &*buffer {
+            // The kernel pins no pages for requests through the page cache.
+            _ if !is_direct => None,
+            Some(_) => self.bounce.io_memory(),
+            None => memory_of(plan.end(memory_side), &self.buffers),
+        };
+        let file = io_file(&position.file, is_direct)?;
         let token = token(self.operations.vacant_key());
         let offset = position.offset;
         let request = match stage {
             Stage::Reading => IoRequest::read(token, file, offset, &self.buffers),
             _ => IoRequest::write(token, file, offset, &self.buffers),
         };
-        let request = by_deadline(request, &active.job);
+        let request = by_deadline(request, &active.job).within(memory);
         // SAFETY: the buffers are memory of the job's runs, which the job keeps alive and claims,
         // or an engine's buffer. Both exist until the completion has been handled, and the queue
         // drops before either. The descriptors are open while the memory lives.
@@ -142,10 +154,12 @@ impl DiskWorker {
             *next += 1;
         }
         let (Some(position), Some(buffer)) = (first, buffer) else { return Ok(false) };
-        let file = io_file(&position.file, active.route.is_direct(Side::Destination))?;
+        let is_direct = active.route.is_direct(Side::Destination);
+        let memory = self.bounce.io_memory().filter(|_| is_direct);
+        let file = io_file(&position.file, is_direct)?;
         let source = [io_buffer(buffer.at(begin), bytes)?];
         let request = IoRequest::write(token(index), file, position.offset, &source);
-        let request = by_deadline(request, &active.job);
+        let request = by_deadline(request, &active.job).within(memory);
         // SAFETY: the operation owns the buffer until its last completion has been handled, and the
         // queue drops before the buffer. The descriptor is open while the job exists.
         unsafe { self.queue.submit(&request) }.map_err(engine_failure)?;
@@ -175,4 +189,24 @@ impl DiskWorker {
         self.operations.insert(Operation { job: key, parts, buffer: None, stage: Stage::Syncing });
         Ok(())
     }
+}
+
+/// Lists the memory of parts.
+fn list_memory(
+    plan: &TransferPlan,
+    side: Side,
+    parts: &[RunPart],
+    buffers: &mut Vec<IoBuffer>,
+) -> Result<(), CopyFailure> {
+    for part in parts {
+        let address = part.location(plan, side).and_then(Location::as_host);
+        buffers.push(io_buffer(address, part.bytes)?);
+    }
+    Ok(())
+}
+
+/// The endpoint's memory that contains the first buffer. The queue checks the others.
+fn memory_of<'a>(end: &'a Endpoint, buffers: &[IoBuffer]) -> Option<&'a IoMemory> {
+    let first = buffers.first()?;
+    end.io_memory().iter().find(|memory| memory.contains(first.address))
 }

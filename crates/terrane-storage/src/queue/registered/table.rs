@@ -1,0 +1,136 @@
+//! The table of the buffers that are registered with a ring.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use io_uring::{IoUring, Probe, opcode};
+use terrane_core::convert::to_u64;
+use terrane_core::sync::lock;
+use terrane_core::{OsError, OwnerProcess};
+
+use crate::sys;
+
+/// The entries of a table. The kernel's limit is 16,384.
+const ENTRIES: u16 = 4096;
+
+/// The table of a ring. The queue, and the memory that is registered, share it.
+pub(super) struct BufferTable {
+    owner: OwnerProcess,
+    state: Mutex<TableState>,
+    pinned: AtomicU64,
+    /// Whether the kernel has requests with several ranges of one registered buffer (Linux 6.15).
+    has_vectored: bool,
+}
+
+struct TableState {
+    /// The ring; `None` after it has closed.
+    ring: Option<RawFd>,
+    free: Vec<u16>,
+}
+
+/// Why a buffer was not registered.
+pub(super) enum NotRegistered {
+    /// All entries are in use.
+    Full,
+    Os(OsError),
+}
+
+impl BufferTable {
+    /// Creates the table of a ring, without buffers.
+    pub(super) fn new(ring: &IoUring) -> Result<Arc<Self>, OsError> {
+        let submitter = ring.submitter();
+        submitter
+            .register_buffers_sparse(u32::from(ENTRIES))
+            .map_err(|error| OsError::from_io("io_uring_register", &error))?;
+        let mut probe = Probe::new();
+        let has_vectored = submitter.register_probe(&mut probe).is_ok()
+            && probe.is_supported(opcode::ReadvFixed::CODE)
+            && probe.is_supported(opcode::WritevFixed::CODE);
+        let state = TableState { ring: Some(ring.as_raw_fd()), free: (0..ENTRIES).rev().collect() };
+        Ok(Arc::new(Self {
+            owner: OwnerProcess::current(),
+            state: Mutex::new(state),
+            pinned: AtomicU64::new(0),
+            has_vectored,
+        }))
+    }
+
+    pub(super) const fn has_vectored(&self) -> bool {
+        self.has_vectored
+    }
+
+    /// The bytes of all registered buffers.
+    pub(super) fn pinned(&self) -> u64 {
+        self.pinned.load(Ordering::Relaxed)
+    }
+
+    /// Registers a range: the kernel pins its pages.
+    pub(super) fn register(
+        self: &Arc<Self>,
+        (begin, length): (usize, usize),
+    ) -> Result<RegisteredBuffer, NotRegistered> {
+        let mut state = lock(&self.state);
+        let (Some(ring), Some(index)) = (state.ring, state.free.pop()) else {
+            return Err(NotRegistered::Full);
+        };
+        if let Err(error) = sys::ring::update_buffer(ring, index, (begin, length)) {
+            state.free.push(index);
+            return Err(NotRegistered::Os(error));
+        }
+        self.pinned.fetch_add(to_u64(length), Ordering::Relaxed);
+        Ok(RegisteredBuffer { table: Arc::clone(self), index, length })
+    }
+
+    /// Unregisters all buffers, before the ring closes. The kernel would unpin them some time
+    /// after.
+    pub(super) fn close(&self) {
+        let mut state = lock(&self.state);
+        if let Some(ring) = state.ring.take()
+            && let Err(error) = sys::ring::unregister_buffers(ring)
+        {
+            tracing::debug!(%error, "the buffers of a ring were not unregistered before its end");
+        }
+        self.pinned.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A buffer that is registered with a ring until it drops, or until the ring closes.
+pub(super) struct RegisteredBuffer {
+    table: Arc<BufferTable>,
+    index: u16,
+    length: usize,
+}
+
+impl RegisteredBuffer {
+    pub(super) const fn index(&self) -> u16 {
+        self.index
+    }
+
+    pub(super) const fn length(&self) -> usize {
+        self.length
+    }
+
+    pub(super) fn is_in_force(&self) -> bool {
+        lock(&self.table.state).ring.is_some()
+    }
+}
+
+impl Drop for RegisteredBuffer {
+    fn drop(&mut self) {
+        // A forked process shares the ring with its parent, whose buffers stay registered.
+        if !self.table.owner.is_current() {
+            return;
+        }
+        let mut state = lock(&self.table.state);
+        let Some(ring) = state.ring else { return };
+        match sys::ring::update_buffer(ring, self.index, (0, 0)) {
+            Ok(()) => {
+                state.free.push(self.index);
+                self.table.pinned.fetch_sub(to_u64(self.length), Ordering::Relaxed);
+            }
+            // The pages stay pinned until the ring closes. No other buffer gets the entry.
+            Err(error) => tracing::warn!(%error, "a buffer could not be unregistered"),
+        }
+    }
+}
