@@ -42,10 +42,10 @@ use crate::register::registration::RegistrationRecord;
 /// 4. Host bytes are initialised. Bytes that the kernel zeroed are initialised.
 /// 5. Only users of this value's location, synchronised among themselves, access the bytes. A
 ///    peer's memory is exempt: the peer may access it at any time.
-/// 6. Host addresses keep their physical pages: nobody maps other memory there, discards pages
-///    (`MADV_DONTNEED`, `MADV_REMOVE`) or punches a hole in a file that is mapped there. Engines
-///    register memory with the kernel or a device, which then use the pages of that time. The
-///    kernel may move pages that nobody has registered.
+/// 6. Host addresses keep their pages. No other memory is mapped there, pages are not discarded
+///    (`MADV_DONTNEED`, `MADV_REMOVE`), and no hole is punched in a file that is mapped there.
+///    Engines register memory with the kernel or a device, which then use the registered pages.
+///    The kernel itself may move pages that are not registered.
 ///
 /// A span of length zero is legal. Its location is then only a well-aligned number.
 pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {

@@ -27,8 +27,10 @@ use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Instant;
 
 use terrane_core::sync::lock;
-use terrane_core::{CapabilityReport, ForkedProcess, OsError, OwnerProcess};
-use terrane_storage::{IoQueue, IoQueueOptions, StorageError};
+use terrane_core::{
+    Capability, CapabilityReport, ForkedProcess, OsError, OwnerProcess, Requirement,
+};
+use terrane_storage::{IoQueue, IoQueueOptions, IoRegistration, StorageError};
 
 use crate::disk::GroupSlots;
 use crate::error::StoreError;
@@ -66,6 +68,7 @@ struct Handle {
     thread_id: ThreadId,
     owner: OwnerProcess,
     capabilities: CapabilityReport,
+    registration: IoRegistration,
 }
 
 impl Slabs {
@@ -100,6 +103,7 @@ impl Slabs {
             counts: IoCounts::default(),
             inbox: Inbox::new(queue.waker()),
         });
+        let registration = queue.registration();
         let worker = Worker::new(queue, Arc::clone(&shared), options);
         let last = RefuseLast(Arc::clone(&shared));
         let serve = move || {
@@ -116,6 +120,7 @@ impl Slabs {
             thread: ManuallyDrop::new(Mutex::new(Some(thread))),
             owner: OwnerProcess::current(),
             capabilities,
+            registration,
         };
         Ok(Self { handle: Arc::new(handle) })
     }
@@ -215,9 +220,13 @@ impl Slabs {
         }
     }
 
-    /// The features that the file systems and the kernel granted: direct I/O, preallocation, io_uring.
+    /// The features that the file systems and the kernel granted: direct I/O, preallocation, io_uring,
+    /// registered buffers. The last count as granted until the kernel refuses to register some memory.
     pub(crate) fn capabilities(&self) -> CapabilityReport {
-        self.handle.capabilities.clone()
+        let mut report = self.handle.capabilities.clone();
+        let status = self.handle.registration.status();
+        report.record(Capability::RegisteredBuffers, Requirement::Preferred, status);
+        report
     }
 
     /// Refuses further requests, ends those that were not started as [`SlabFailure::Closed`], waits for

@@ -23,7 +23,7 @@ use crate::queue::request::IoBuffer;
 pub struct IoMemory(Arc<MemoryInner>);
 
 struct MemoryInner {
-    /// A forked process does not register memory of its parent, whose locks may be taken for ever.
+    /// A forked process does not register memory of its parent, whose locks may stay locked.
     owner: OwnerProcess,
     number: u64,
     begin: usize,
