@@ -83,7 +83,7 @@ fn blocks_of_many_requests_come_back() {
 #[test]
 fn the_page_cache_serves_files_without_direct_io() {
     let folder = tempfile::tempdir().unwrap();
-    let options = SlabOptions { direct: terrane_core::Requirement::Off, ..SlabOptions::default() };
+    let options = SlabOptions { direct: Requirement::Off, ..SlabOptions::default() };
     let slabs = open_one(folder.path(), group(3 * PAGE as u64, 64), &options);
     round_trip(&slabs, &[1, 511, PAGE, PAGE + 1, 2 * PAGE + 5, 3 * PAGE], 1);
 }
