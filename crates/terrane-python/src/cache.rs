@@ -50,6 +50,8 @@ const AXES: [(&str, KvAxis); 8] = [
 /// A job on blocks of a device runs after the work that is already on the library's current stream of that device.
 /// Pass `stream=` to name another stream. When a job has ended, its bytes are visible to every stream.
 ///
+/// The pages of host tensors may be pinned for direct I/O, so do not discard them (`mmap.madvise`) while the cache exists.
+///
 /// Raises `StoreError` if the tensors do not match, with the tensor and the axis.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct KvCache {

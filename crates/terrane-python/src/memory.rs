@@ -358,8 +358,10 @@ impl Region {
 
     /// Releases the buffer. It stays exported until the jobs that use it have ended.
     fn release(&self, py: Python<'_>) {
-        let bound = lock(&self.bound).take();
-        drop(bound);
+        let (memory, kept) = lock(&self.bound).take().unzip();
+        // It may wait for a thread that registers memory with the kernel.
+        py.detach(|| drop(memory));
+        drop(kept);
         release_ended(py);
     }
 

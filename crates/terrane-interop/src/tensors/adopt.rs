@@ -74,7 +74,8 @@ pub fn adopt_kv(
 /// # Safety
 ///
 /// While the layout lives, the bytes between the elements of each tensor obey the same rules as the
-/// elements. They are part of the same live allocation, and initialised if they are on the host.
+/// elements. They are part of the same live allocation, and initialised if they are on the host. Their
+/// pages are not discarded or replaced.
 /// All code that uses them synchronises with the users of the layout.
 pub unsafe fn adopt_kv_with_gaps(
     config: &LayoutConfig,

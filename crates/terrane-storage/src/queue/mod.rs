@@ -41,8 +41,9 @@ use workers::{WakeSender, Workers};
 /// - **A request transfers all its bytes or fails.** The queue continues short reads and writes and
 ///   repeats interrupted calls. It splits lists with too many buffers or bytes for one system call.
 ///   A failure ([`IoFailure`]) has the file, the offset and the cause.
-/// - **Submitting makes no system call.** Requests start together at the next
-///   [`flush`](Self::flush), [`poll`](Self::poll) or [`wait`](Self::wait).
+/// - **Submitting starts no request.** Requests start together at the next
+///   [`flush`](Self::flush), [`poll`](Self::poll) or [`wait`](Self::wait). The only system call of a
+///   submit is the [registration](IoMemory) of memory.
 /// - **Requests are not ordered** among themselves. To order two requests, submit the second after
 ///   the first has completed.
 /// - **A deadline or cancellation never ends the use of a buffer early.** A request completes only
@@ -200,8 +201,9 @@ impl IoQueue {
         self.in_flight() < self.depth
     }
 
-    /// Submits a request. This never blocks. The request starts at the next [`flush`](Self::flush),
-    /// [`poll`](Self::poll) or [`wait`](Self::wait).
+    /// Submits a request. This does not wait for I/O. The request starts at the next
+    /// [`flush`](Self::flush), [`poll`](Self::poll) or [`wait`](Self::wait). If it is the one after
+    /// which its [memory](IoRequest::memory) is registered, the kernel first pins up to 1 GiB.
     ///
     /// A request without bytes, or with a deadline that has passed, completes without a system
     /// call.
@@ -341,23 +343,34 @@ impl IoQueue {
         }
     }
 
-    /// Allocates memory of this size, registers it, and frees it. Returns whether the kernel granted
-    /// that.
+    /// Allocates memory of this size, at most 1 GiB, registers it, and frees it. Returns whether the
+    /// kernel granted that.
     ///
     /// # Errors
     ///
-    /// As for [`SystemAllocator::allocate_memory`].
+    /// As for [`SystemAllocator::allocate_memory`]. [`StorageError::Forked`] in a forked process.
     pub fn try_registration(&mut self, bytes: ByteCount) -> Result<CapabilityStatus, StorageError> {
-        if self.backend() == ActiveBackend::IoUring {
-            let allocator = SystemAllocator::new(SystemOptions::default());
-            let memory = allocator.allocate_memory(&RegionRequest::new(bytes))?;
-            if let Some(address) = memory.location().as_host() {
-                let range = IoBuffer { address, length: bytes };
-                // SAFETY: the memory keeps its pages until it drops, which is after this value.
-                self.note_use(&unsafe { IoMemory::new(range) }, &[range]);
-            }
+        self.owner.check()?;
+        if self.backend() != ActiveBackend::IoUring {
+            return Ok(self.registration().status());
         }
-        Ok(self.registration().status())
+        let allocator = SystemAllocator::new(SystemOptions::default());
+        let memory = allocator.allocate_memory(&RegionRequest::new(bytes))?;
+        let mut registered = ByteCount::ZERO;
+        if let Some(address) = memory.location().as_host() {
+            let range = IoBuffer { address, length: bytes };
+            // SAFETY: the memory keeps its pages until it drops, which is after this value.
+            let io_memory = unsafe { IoMemory::new(range) };
+            self.note_use(&io_memory, &[range]);
+            registered = io_memory.registered();
+        }
+        Ok(match self.registration().status() {
+            CapabilityStatus::Granted if registered < bytes => {
+                let (needed, available) = (bytes, registered);
+                CapabilityStatus::Refused(Reason::Exhausted { needed, available })
+            }
+            status => status,
+        })
     }
 
     /// A handle with which any thread can end a [`wait`](Self::wait) of this queue.

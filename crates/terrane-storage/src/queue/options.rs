@@ -50,7 +50,8 @@ pub struct IoQueueOptions {
     pub threads: usize,
     /// The maximum number of bytes of [`IoMemory`](crate::IoMemory) that the queue registers with
     /// io_uring. Registered memory is pinned: it counts against `RLIMIT_MEMLOCK`, unless the process
-    /// has `CAP_IPC_LOCK`, and a `fork` copies it if it is private. Zero registers none.
+    /// has `CAP_IPC_LOCK`, and a `fork` copies it if it is private. Its untouched pages become
+    /// resident. Zero registers none.
     pub registered: ByteCount,
 }
 

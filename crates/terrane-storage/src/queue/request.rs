@@ -99,8 +99,8 @@ pub struct IoRequest<'a> {
     pub buffers: &'a [IoBuffer],
     /// The time at which the request is cancelled. `None` for no deadline.
     pub deadline: Option<Instant>,
-    /// The memory of all `buffers`, which the queue may register; `None` if it is not known. It gains
-    /// nothing for requests through the page cache.
+    /// The memory of all `buffers`, which the queue may register; `None` if it is not known. Requests
+    /// through the page cache do not become cheaper.
     pub memory: Option<&'a IoMemory>,
 }
 

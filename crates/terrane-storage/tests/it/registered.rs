@@ -73,8 +73,21 @@ impl Drop for Mapping {
     }
 }
 
-/// A queue on io_uring that registers at most `limit` bytes; `None` if the machine has none.
+/// A queue on io_uring that registers at most `limit` bytes; `None` if this process may not register
+/// as many.
 fn queue_of(test: &str, limit: usize) -> Option<IoQueue> {
+    let mut trial = table_of(test, limit)?;
+    match trial.try_registration(ByteCount::from_usize(limit)).unwrap() {
+        CapabilityStatus::Granted => table_of(test, limit),
+        other => {
+            skipped(test, format!("registered buffers: {other:?}"));
+            None
+        }
+    }
+}
+
+/// A queue on io_uring with a table for at most `limit` bytes; `None` if the machine has none.
+fn table_of(test: &str, limit: usize) -> Option<IoQueue> {
     let registered = ByteCount::from_usize(limit);
     let options = IoQueueOptions {
         depth: 8,
@@ -245,6 +258,20 @@ fn small_uses_register_nothing() {
 }
 
 #[test]
+fn pages_are_registered_once_for_requests_of_all_spans() {
+    let test = "registered::pages_are_registered_once_for_requests_of_all_spans";
+    let Some(mut queue) = queue_of(test, 64 * MIB) else { return };
+    let mapping = Mapping::new(16 * MIB);
+    let memory = mapping.memory();
+    for part in [1, 2, 8, 16] {
+        for _ in 0..2 * 16 / part {
+            queue.note_use(&memory, &[mapping.part(0, part * MIB)]);
+        }
+        assert_eq!(memory.registered(), memory.length());
+    }
+}
+
+#[test]
 fn the_limit_is_kept_and_room_is_used_again() {
     let test = "registered::the_limit_is_kept_and_room_is_used_again";
     let Some(mut queue) = queue_of(test, 3 * MIB) else { return };
@@ -343,7 +370,7 @@ fn a_limit_on_locked_memory_is_reported_and_requests_continue() {
     let test = "registered::a_limit_on_locked_memory_is_reported_and_requests_continue";
     in_child(test, || {
         obey_memory_lock_limit(MIB as u64);
-        let Some(mut queue) = queue_of(test, 64 * MIB) else { return };
+        let Some(mut queue) = table_of(test, 64 * MIB) else { return };
         let mapping = Mapping::new(4 * MIB);
         let memory = mapping.memory();
         register(&mut queue, &memory, &mapping);
@@ -415,6 +442,12 @@ fn a_forked_process_leaves_the_parents_buffers_registered() {
         assert_eq!(pinned_kib(), 1 << 10);
         terrane_testkit::process::in_fork(|| {
             assert_eq!(memory.registered(), ByteCount::ZERO);
+            // The child shares the ring, whose table is the parent's.
+            let own = mapping.memory();
+            queue.note_use(&own, &[mapping.whole()]);
+            assert_eq!(own.registered(), ByteCount::ZERO);
+            let refused = queue.try_registration(ByteCount::mib(1));
+            assert!(matches!(refused, Err(StorageError::Forked(_))));
             // SAFETY: the forked process exits without a drop of its own `memory`.
             drop(unsafe { std::ptr::read(&raw const memory) });
             assert!(matches!(queue.flush(), Err(StorageError::Forked(_))));

@@ -118,10 +118,11 @@ const GROUP_RESIDUE: u64 = 0x3790_bb31_6d73_0ab2;
 /// Whether the checksums of all records are right. One checksum of 4 KiB takes a tenth of the time of
 /// 32 checksums.
 ///
-/// A record that its own checksum finds damaged never passes alone. Nor do several with equal
-/// differences from the right bytes or with zeros: their sum is one error times q(x)^1024, where q has a
-/// degree below 32, and the CRC's irreducible polynomial of degree 64 does not divide it. Several with
-/// other damage pass with probability 2⁻⁶⁴, like one with random bytes.
+/// A record that its own checksum finds damaged never passes alone. Several do not pass either if all
+/// differ from the right bytes by the same bits, or if all are zeros. The sum of their errors is then
+/// one error times q(x)^1024, where q has a degree below 32. The CRC's polynomial of degree 64 is
+/// irreducible and does not divide it. Several with other damage pass with probability 2⁻⁶⁴, like one
+/// with random bytes.
 pub(crate) fn are_whole(records: &[RecordBytes; GROUP]) -> bool {
     crc(records.as_flattened()) == GROUP_RESIDUE
 }

@@ -89,6 +89,7 @@ impl Slabs {
         let queue = IoQueue::new(&IoQueueOptions {
             depth: options.depth,
             backend: options.backend,
+            registered: options.registered,
             ..IoQueueOptions::default()
         })?;
         let mut capabilities = files.capabilities.clone();

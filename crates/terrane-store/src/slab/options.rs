@@ -1,7 +1,7 @@
 //! Options of the slab files and of their I/O.
 
 use terrane_core::{ByteCount, Durability, Requirement};
-use terrane_storage::IoBackend;
+use terrane_storage::{IoBackend, IoQueueOptions};
 
 /// Options of [`Slabs`](super::Slabs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub(crate) struct SlabOptions {
     pub(crate) durability: Durability,
     /// io_uring or threads.
     pub(crate) backend: IoBackend,
+    /// The maximum number of bytes that are registered with io_uring.
+    pub(crate) registered: ByteCount,
     /// Reads and writes that bypass the page cache.
     pub(crate) direct: Requirement,
     /// Disk blocks that are reserved when a file is opened.
@@ -32,6 +34,7 @@ impl Default for SlabOptions {
             stores_in_device: 2,
             durability: Durability::Data,
             backend: IoBackend::Auto,
+            registered: IoQueueOptions::default().registered,
             direct: Requirement::Preferred,
             preallocate: Requirement::Preferred,
             read_only: false,

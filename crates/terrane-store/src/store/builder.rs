@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use terrane_core::{Allocate, ByteCount, Durability, Requirement};
 use terrane_layout::{BlockFingerprint, Geometry, LayoutBuilder, LayoutError, PhysicalLayout};
-use terrane_storage::{IoBackend, SystemAllocator, SystemOptions};
+use terrane_storage::{IoBackend, IoQueueOptions, SystemAllocator, SystemOptions};
 use terrane_transfer::{Endpoint, TransferManager};
 
 use crate::disk::Namespace;
@@ -135,6 +135,7 @@ pub struct DiskTier {
     pub(crate) direct: Requirement,
     pub(crate) preallocate: Requirement,
     pub(crate) backend: IoBackend,
+    pub(crate) registered: ByteCount,
 }
 
 impl DiskTier {
@@ -151,6 +152,7 @@ impl DiskTier {
             direct: Requirement::Preferred,
             preallocate: Requirement::Preferred,
             backend: IoBackend::Auto,
+            registered: IoQueueOptions::default().registered,
         }
     }
 
@@ -189,6 +191,12 @@ impl DiskTier {
     /// io_uring or threads; whichever is available by default.
     pub fn backend(self, backend: IoBackend) -> Self {
         Self { backend, ..self }
+    }
+
+    /// The most bytes of the callers' memory that are registered with io_uring, and thereby pinned; 4 GiB
+    /// by default. See [`IoQueueOptions::registered`].
+    pub fn registered(self, registered: ByteCount) -> Self {
+        Self { registered, ..self }
     }
 }
 

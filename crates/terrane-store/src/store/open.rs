@@ -295,6 +295,7 @@ fn open_disk(
         stores_in_device: builder.stores_in_device,
         durability: disk.durability,
         backend: disk.backend,
+        registered: disk.registered,
         direct: disk.direct,
         preallocate: disk.preallocate,
         read_only: disk.read_only,

@@ -72,7 +72,7 @@ impl TierBlocks {
         self.endpoint.hold_for_write(&[slot]).map_err(BlockResult::failed)
     }
 
-    /// The memory of the slots, if it is one range, which an I/O queue may register.
+    /// The first range of the memory of the slots, which an I/O queue may register.
     pub(crate) fn io_memory(&self) -> Option<IoMemory> {
         self.endpoint.io_memory().first().cloned()
     }

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use terrane_core::{ByteCount, Capability, CapabilityStatus, Reason};
+use rustix::io::Errno;
+use terrane_core::{ByteCount, Capability, CapabilityStatus, OsError, Reason};
 use terrane_plan::HostFacts;
 use terrane_storage::{
     ControlGroupLimits, IoQueue, IoQueueOptions, NumaTopology, available_memory,
@@ -218,6 +219,15 @@ fn registered_buffers() -> Finding {
         CapabilityStatus::Granted => Finding::granted(KEY, format!("{TRIAL} were registered")),
         CapabilityStatus::Refused(reason @ Reason::Needs(_)) => {
             Finding::refused(KEY, reason.to_string(), IO_URING)
+        }
+        CapabilityStatus::Refused(reason @ Reason::Unsupported { .. }) => {
+            Finding::refused(KEY, reason.to_string(), "use Linux 5.19 or later")
+        }
+        CapabilityStatus::Refused(reason @ Reason::Os(OsError { code, .. }))
+            if matches!(Errno::from_raw_os_error(code), Errno::PERM | Errno::NOSYS) =>
+        {
+            let remedy = "allow io_uring_register in the seccomp filter";
+            Finding::refused(KEY, reason.to_string(), remedy)
         }
         CapabilityStatus::Refused(reason) => Finding::refused(KEY, reason.to_string(), REMEDY),
         _ => Finding::refused(KEY, "not reported", REMEDY),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
@@ -28,6 +28,8 @@ struct MemoryInner {
     number: u64,
     begin: usize,
     length: usize,
+    /// The size of the chunks that queues register, once a request has decided it.
+    chunk_size: OnceLock<usize>,
     /// Dropping a buffer unregisters it.
     buffers: Mutex<Vec<RegisteredBuffer>>,
 }
@@ -48,7 +50,8 @@ impl IoMemory {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let (begin, length) = (range.address.as_ptr().expose_provenance(), range.length.to_usize());
         let owner = OwnerProcess::current();
-        Self(Arc::new(MemoryInner { owner, number, begin, length, buffers: Mutex::default() }))
+        let (chunk_size, buffers) = (OnceLock::new(), Mutex::default());
+        Self(Arc::new(MemoryInner { owner, number, begin, length, chunk_size, buffers }))
     }
 
     /// Whether the range contains this address.
@@ -88,6 +91,11 @@ impl IoMemory {
 
     pub(super) fn bytes(&self) -> usize {
         self.0.length
+    }
+
+    /// The size of its chunks: `wanted` at the first call.
+    pub(super) fn chunk_size(&self, wanted: usize) -> usize {
+        *self.0.chunk_size.get_or_init(|| wanted)
     }
 
     /// Keeps a buffer registered as long as the memory exists.

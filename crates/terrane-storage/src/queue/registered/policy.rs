@@ -22,7 +22,8 @@ const MIN_CHUNK: usize = 64 << 20;
 /// The largest chunk: the kernel's limit of a registered buffer.
 const MAX_CHUNK: usize = 1 << 30;
 
-/// A chunk has at least so many times the span of a request, so that few requests cross its ends.
+/// The chunks of a memory have so many times the span of its first request, up to [`MAX_CHUNK`]. Few
+/// requests then cross the end of a chunk.
 const SPANS: usize = 16;
 
 /// Below this number of chunks, none are removed.
@@ -39,7 +40,6 @@ pub(in crate::queue) struct Registrar {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct ChunkId {
     memory: u64,
-    size: usize,
     /// The chunk's number in the memory.
     number: usize,
 }
@@ -59,7 +59,7 @@ enum ChunkState {
     Refused,
 }
 
-/// Whether a queue registers memory, and why not.
+/// Whether a queue registers memory, and the last reason why it did not.
 #[derive(Clone)]
 pub struct IoRegistration {
     /// `None` if the queue has no table.
@@ -106,7 +106,7 @@ impl fmt::Debug for IoRegistration {
 }
 
 impl Registrar {
-    /// A registrar for at most `limit` bytes. No bytes: the ring gets no table.
+    /// A registrar for at most `limit` bytes. If `limit` is zero, the ring gets no table.
     pub(in crate::queue) fn new(ring: &IoUring, limit: ByteCount) -> Self {
         let registration = if limit.is_zero() {
             IoRegistration::without_table(None)
@@ -139,7 +139,9 @@ impl Registrar {
         ranges: impl ExactSizeIterator<Item = (usize, usize)>,
     ) -> Option<u16> {
         let table = self.registration.table.as_ref()?;
-        if (ranges.len() > 1 && !table.has_vectored()) || !memory.is_of_this_process() {
+        if (ranges.len() > 1 && !table.has_vectored())
+            || !(memory.is_of_this_process() && table.is_of_this_process())
+        {
             return None;
         }
         let (mut first, mut end, mut bytes) = (usize::MAX, 0, 0);
@@ -152,13 +154,14 @@ impl Registrar {
         if end > memory.bytes() || first >= end {
             return None;
         }
-        let size = (end - first).checked_mul(SPANS)?.checked_next_power_of_two()?;
-        let size = size.clamp(MIN_CHUNK, MAX_CHUNK);
+        // One size for a memory: with several, the same pages would be registered more than once.
+        let wanted = (end - first).saturating_mul(SPANS).min(MAX_CHUNK).next_power_of_two();
+        let size = memory.chunk_size(wanted.max(MIN_CHUNK));
         let number = first / size;
         if (end - 1) / size != number {
             return None;
         }
-        let id = ChunkId { memory: memory.number(), size, number };
+        let id = ChunkId { memory: memory.number(), number };
         let new = || Chunk { memory: memory.downgrade(), used: 0, state: ChunkState::NotTried };
         let chunk = self.chunks.entry(id).or_insert_with(new);
         match chunk.state {
@@ -214,6 +217,10 @@ impl IoRegistration {
             Ok(buffer) => {
                 let index = buffer.index();
                 memory.keep(buffer);
+                let mut outcome = lock(&self.outcome);
+                // An earlier refusal was about other memory, unless it was about the limit.
+                outcome.refusal = outcome.refusal.filter(|reason| is_of_limit(reason));
+                drop(outcome);
                 tracing::debug!(bytes = length, pinned = table.pinned(), "registered memory");
                 ChunkState::Registered(index)
             }
@@ -221,13 +228,19 @@ impl IoRegistration {
             Err(NotRegistered::Os(error)) => {
                 tracing::debug!(%error, bytes = length, "the kernel registers no more memory");
                 let mut outcome = lock(&self.outcome);
-                outcome.refusal = Some(Reason::Os(error));
+                let reason = Reason::Os(error);
+                outcome.refusal = Some(reason);
                 // The limit of locked memory, or the lack of memory, holds for other memory too.
-                if error.code == libc::ENOMEM {
+                if is_of_limit(&reason) {
                     outcome.limit = table.pinned();
                 }
                 ChunkState::Refused
             }
         }
     }
+}
+
+/// Whether the kernel refused because of the limit of locked memory, or for lack of memory.
+fn is_of_limit(reason: &Reason) -> bool {
+    matches!(reason, Reason::Os(error) if error.code == libc::ENOMEM)
 }

@@ -1,7 +1,7 @@
 //! The table of the buffers that are registered with a ring.
 
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use io_uring::{IoUring, Probe, opcode};
@@ -19,6 +19,9 @@ pub(super) struct BufferTable {
     owner: OwnerProcess,
     state: Mutex<TableState>,
     pinned: AtomicU64,
+    /// Whether the ring is open. It is read without the lock, which a thread holds while the kernel
+    /// pins pages.
+    is_open: AtomicBool,
     /// Whether the kernel has requests with several ranges of one registered buffer (Linux 6.15).
     has_vectored: bool,
 }
@@ -52,12 +55,18 @@ impl BufferTable {
             owner: OwnerProcess::current(),
             state: Mutex::new(state),
             pinned: AtomicU64::new(0),
+            is_open: AtomicBool::new(true),
             has_vectored,
         }))
     }
 
     pub(super) const fn has_vectored(&self) -> bool {
         self.has_vectored
+    }
+
+    /// Whether this process has created the ring.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.owner.is_current()
     }
 
     /// The bytes of all registered buffers.
@@ -85,6 +94,7 @@ impl BufferTable {
     /// Unregisters all buffers, before the ring closes. The kernel would unpin them some time
     /// after.
     pub(super) fn close(&self) {
+        self.is_open.store(false, Ordering::Relaxed);
         let mut state = lock(&self.state);
         if let Some(ring) = state.ring.take()
             && let Err(error) = sys::ring::unregister_buffers(ring)
@@ -112,7 +122,7 @@ impl RegisteredBuffer {
     }
 
     pub(super) fn is_in_force(&self) -> bool {
-        lock(&self.table.state).ring.is_some()
+        self.table.is_open.load(Ordering::Relaxed)
     }
 }
 

@@ -22,9 +22,9 @@ use crate::plan::TransferPlan;
 pub(super) struct DiskRates {
     /// If every segment is long.
     long: DirectionRates,
-    /// If pieces are short, on huge pages; first those of memory that is not registered.
+    /// If pieces are short, on huge pages: of memory that is not registered, and that is.
     short_pieces: [DirectionRates; 2],
-    /// If pages are small; first those of memory that is not registered.
+    /// If pages are small: of memory that is not registered, and that is.
     small_pages: [DirectionRates; 2],
     between_files: Rate,
 }

@@ -35,7 +35,7 @@ pub(super) struct DiskRoute {
     pub(super) selection: Selection,
     /// The segments, which determine whether an optional buffer is worth its copy.
     pub(super) segments: Segments,
-    /// Whether most of the memory is registered with the queue. The engine measures its paths apart.
+    /// Whether most of the memory is registered with the queue. The engine keeps separate rates for registered memory.
     pub(super) registered: bool,
 }
 
