@@ -219,7 +219,7 @@ impl IoRegistration {
                 memory.keep(buffer);
                 let mut outcome = lock(&self.outcome);
                 // An earlier refusal was about other memory, unless it was about the limit.
-                outcome.refusal = outcome.refusal.filter(|reason| is_of_limit(reason));
+                outcome.refusal = outcome.refusal.filter(is_of_limit);
                 drop(outcome);
                 tracing::debug!(bytes = length, pinned = table.pinned(), "registered memory");
                 ChunkState::Registered(index)
