@@ -12,6 +12,7 @@ const SPARSE: SlabOptions = SlabOptions {
     preallocate: Requirement::Off,
     durability: Durability::Data,
     backend: IoBackend::Auto,
+    registered: ByteCount::gib(4),
     direct: Requirement::Preferred,
     depth: 4,
     request: ByteCount::mib(1),
