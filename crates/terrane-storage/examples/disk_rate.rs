@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release -p terrane-storage --example disk_rate -- DIRECTORY [MiB] [rounds] [depth]`
 //!
-//! The queue runs with threads, with io_uring, and with io_uring and registered memory. The seconds
-//! of processor time of its thread for each GB are in brackets.
+//! The queue runs with threads, with io_uring, and with io_uring and registered memory. Square
+//! brackets contain the processor time of the calling thread, in seconds for each GB.
 //!
 //! Runs alternate and medians are printed, because rates of disks vary. It needs fio.
 

@@ -46,9 +46,9 @@ type Body = fn(&Workspace, &mut Tally) -> Result<()>;
 /// The gate. Cheap steps come first, so that most mistakes show within two minutes.
 ///
 /// The other steps often leave one of two cores idle while they link, download, or wait for one
-/// test. So two steps run at a time. The first steps of [`Run::Concurrent`] build in a folder or profile
-/// of their own, because cargo locks a profile's folder for one process. The last ones reuse what
-/// `test` has built.
+/// test. So two steps run at a time. Cargo locks the folder of a profile for one process, so the first
+/// steps of [`Run::Concurrent`] use other folders or profiles. The last steps use the folder of `test`
+/// and wait while it compiles.
 const STEPS: [Step; 19] = [
     first("fmt", "fmt --check", |workspace, _| lint::check_format(workspace)),
     first("tidy", "tidy", |workspace, _| tidy::run(workspace)),

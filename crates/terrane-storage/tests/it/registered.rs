@@ -64,6 +64,21 @@ impl Mapping {
         // SAFETY: the range is in the mapping, and initialised. Tests use one slice at a time.
         unsafe { std::slice::from_raw_parts_mut(first, length) }
     }
+
+    /// Checks that the buffers contain the beginning of `content`, one after the other. Returns the
+    /// number of their bytes.
+    #[track_caller]
+    fn assert_filled(&self, buffers: &[IoBuffer], content: &[u8]) -> usize {
+        let mut at = 0;
+        for buffer in buffers {
+            let begin = buffer.address.get() - self.whole().address.get();
+            let length = buffer.length.to_usize();
+            let found = self.bytes(usize::try_from(begin).unwrap(), length);
+            assert!(found == &content[at..at + length], "{begin}");
+            at += length;
+        }
+        at
+    }
 }
 
 impl Drop for Mapping {
@@ -160,14 +175,7 @@ fn registered_memory_has_the_bytes_of_its_requests() {
         mapping.bytes(0, 2 * MIB).fill(0xee);
         let request = IoRequest::read(1, target(&file), count(4321), buffers);
         execute(&mut queue, &request.within(Some(&memory)));
-        let mut at = 4321;
-        for buffer in buffers {
-            let begin = buffer.address.get() - mapping.whole().address.get();
-            let length = buffer.length.to_usize();
-            let found = mapping.bytes(usize::try_from(begin).unwrap(), length);
-            assert!(found == &content[at..at + length], "{begin}");
-            at += length;
-        }
+        let at = 4321 + mapping.assert_filled(buffers, &content[4321..]);
         assert_eq!(
             mapping.bytes(0, 2 * MIB).iter().filter(|&&byte| byte != 0xee).count() / 1000,
             {
@@ -206,14 +214,7 @@ fn a_request_may_cross_the_end_of_a_chunk() {
     for buffers in [&across[..], &apart[..], &far[..]] {
         let request = IoRequest::read(1, target(&file), count(0), buffers).within(Some(&memory));
         execute(&mut queue, &request);
-        let mut at = 0;
-        for buffer in buffers {
-            let begin = buffer.address.get() - mapping.whole().address.get();
-            let length = buffer.length.to_usize();
-            let found = mapping.bytes(usize::try_from(begin).unwrap(), length);
-            assert!(found == &content[at..at + length], "{begin}");
-            at += length;
-        }
+        mapping.assert_filled(buffers, &content);
     }
 }
 

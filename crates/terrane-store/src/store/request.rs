@@ -250,7 +250,7 @@ impl Payload {
         }
     }
 
-    /// The memory of the blocks, which an I/O queue may register.
+    /// The memory of the blocks, which an I/O queue may register; of an endpoint, its first range.
     pub(crate) fn io_memory(&self) -> Option<IoMemory> {
         match &self.memory {
             PayloadMemory::Spans(spans) => spans.memory().cloned(),

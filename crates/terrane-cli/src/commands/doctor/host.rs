@@ -215,23 +215,24 @@ fn registered_buffers() -> Finding {
         Ok(status) => status,
         Err(error) => return Finding::refused(KEY, error.to_string(), IO_URING),
     };
-    match status {
-        CapabilityStatus::Granted => Finding::granted(KEY, format!("{TRIAL} were registered")),
-        CapabilityStatus::Refused(reason @ Reason::Needs(_)) => {
-            Finding::refused(KEY, reason.to_string(), IO_URING)
+    let reason = match status {
+        CapabilityStatus::Granted => {
+            return Finding::granted(KEY, format!("{TRIAL} were registered"));
         }
-        CapabilityStatus::Refused(reason @ Reason::Unsupported { .. }) => {
-            Finding::refused(KEY, reason.to_string(), "use Linux 5.19 or later")
-        }
-        CapabilityStatus::Refused(reason @ Reason::Os(OsError { code, .. }))
+        CapabilityStatus::Refused(reason) => reason,
+        _ => return Finding::refused(KEY, "not reported", REMEDY),
+    };
+    let remedy = match reason {
+        Reason::Needs(_) => IO_URING,
+        Reason::Unsupported { .. } => "use Linux 5.19 or later",
+        Reason::Os(OsError { code, .. })
             if matches!(Errno::from_raw_os_error(code), Errno::PERM | Errno::NOSYS) =>
         {
-            let remedy = "allow io_uring_register in the seccomp filter";
-            Finding::refused(KEY, reason.to_string(), remedy)
+            "allow io_uring_register in the seccomp filter"
         }
-        CapabilityStatus::Refused(reason) => Finding::refused(KEY, reason.to_string(), REMEDY),
-        _ => Finding::refused(KEY, "not reported", REMEDY),
-    }
+        _ => REMEDY,
+    };
+    Finding::refused(KEY, reason.to_string(), remedy)
 }
 
 fn meminfo(key: &str) -> Option<u64> {
