@@ -297,5 +297,6 @@ impl Drop for RefuseLast {
 fn refuse(requests: Vec<SlabRequest>, failure: &SlabFailure) {
     for request in requests {
         request.sink.block_ended(request.index, Err(failure.clone()));
+        request.sink.results_end();
     }
 }

@@ -77,6 +77,10 @@ pub(crate) trait SlabSink: Send + Sync {
     ///
     /// The I/O thread calls it without a lock. Other requests wait meanwhile.
     fn block_ended(&self, index: usize, result: Result<SlabDone, SlabFailure>);
+
+    /// No further result follows at once. A sink that wakes a task wakes it here, once for several
+    /// results.
+    fn results_end(&self) {}
 }
 
 /// A block that was read or written.

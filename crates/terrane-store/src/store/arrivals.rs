@@ -85,11 +85,11 @@ impl SlabSink for Arrivals {
             if state.left == 0 { state.keeps.take() } else { None }
         };
         drop(unused);
-        let task = {
-            let mut state = lock(&self.state);
-            state.arrived.push((index, result));
-            state.task.take()
-        };
+        lock(&self.state).arrived.push((index, result));
+    }
+
+    fn results_end(&self) {
+        let task = lock(&self.state).task.take();
         if let Some(task) = task {
             task.wake();
         }

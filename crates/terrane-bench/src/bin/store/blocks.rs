@@ -23,6 +23,31 @@ const TARGET: f64 = 0.98;
 /// The capacity of the store and of the baselines' file, in jobs.
 const JOBS: u32 = 4;
 
+/// The number of folders that the passes are divided among. The places of the files on the disk
+/// decide up to 10 % of a rate.
+const FOLDERS: u32 = 5;
+
+/// The implementations that the store is compared with, and the names of their rows.
+const BASELINES: [(Way, &str, &str); 3] = [
+    (Way::Engine, ": rate", "disk engine alone"),
+    (Way::Queue, ": rate compared with the queue", "queue of requests alone"),
+    (Way::FileTier, ": rate compared with a file tier", "file a block, thread a request"),
+];
+
+/// The times of the store and of a baseline, pair by pair, in seconds.
+#[derive(Default)]
+struct Pairs {
+    ours: Vec<f64>,
+    theirs: Vec<f64>,
+}
+
+/// The times of one direction.
+#[derive(Default)]
+struct Times {
+    pairs: [Pairs; BASELINES.len()],
+    fio: Vec<f64>,
+}
+
 pub fn measure<W: Write>(
     block: u32,
     arguments: &Arguments,
@@ -33,25 +58,70 @@ pub fn measure<W: Write>(
         let verb = if is_write { "put" } else { "get" };
         format!("{verb} of {JOB} blocks of {} MiB", block >> 20)
     };
-    if ![true, false].iter().any(|&is_write| reporter.wants(&name(is_write))) {
+    let mut cases = Vec::from([true, false].map(|is_write| (is_write, Times::default())));
+    cases.retain(|&(is_write, _)| reporter.wants(&name(is_write)));
+    if cases.is_empty() {
         return Ok(());
     }
-    let folder = tempfile::tempdir_in(&arguments.directory)?;
-    let mut setup = Setup::new(folder.path(), block)?;
-    // The first passes write the reserved disk blocks for the first time. Then the engine measures
-    // which method is faster.
-    for _ in 0..2 * JOBS {
-        for way in Way::ALL {
-            setup.pass(way, true)?;
-            setup.pass(way, false)?;
+    let folders = settings.repeats.clamp(1, FOLDERS);
+    for _ in 0..folders {
+        let folder = tempfile::tempdir_in(&arguments.directory)?;
+        let mut setup = Setup::new(folder.path(), block)?;
+        // The first passes write the reserved disk blocks for the first time. Then the engine measures
+        // which method is faster.
+        for _ in 0..2 * JOBS {
+            for way in Way::ALL {
+                setup.pass(way, true)?;
+                setup.pass(way, false)?;
+            }
+        }
+        for (is_write, times) in &mut cases {
+            for (pairs, (way, ..)) in times.pairs.iter_mut().zip(BASELINES) {
+                setup.compare(way, *is_write, settings.repeats.div_ceil(folders), pairs)?;
+            }
+            if fio::reason_against().is_none() {
+                times.fio.push(fio::pass(&setup.path, *is_write, block, setup.bytes())?);
+            }
         }
     }
-    for is_write in [true, false] {
-        if reporter.wants(&name(is_write)) {
-            setup.compare(&name(is_write), is_write, settings, reporter)?;
-        }
+    for (is_write, times) in &cases {
+        report(&name(*is_write), u64::from(block) * u64::from(JOB), times, reporter)?;
     }
     Ok(())
+}
+
+fn report<W: Write>(
+    name: &str,
+    bytes: u64,
+    times: &Times,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
+    let gigabytes = bytes as f64 / 1e9;
+    let spread = |values: &[f64]| Spread::of(values).context("no pass");
+    let rate = |seconds: &[f64]| spread(seconds).map(|spread| spread.rate(gigabytes));
+    let row = |suffix: &str, value, unit| {
+        let case = format!("{name}{suffix}");
+        Measurement::new(case, value, unit, Direction::HigherIsBetter)
+    };
+    for (Pairs { ours, theirs }, (way, suffix, baseline)) in times.pairs.iter().zip(BASELINES) {
+        if way == Way::Engine {
+            // The median of the ratios of the pairs, because the rate of the disk changes over time.
+            let ratios: Vec<f64> = theirs.iter().zip(ours).map(|(a, b)| a / b).collect();
+            let row = row("", spread(&ratios)?, "of the engine").with_baseline(baseline, 1.0);
+            reporter.report(&row.at_least(TARGET))?;
+        }
+        let row = row(suffix, rate(ours)?, "GB/s").with_baseline(baseline, rate(theirs)?.median);
+        reporter.report(&row.without_target("the rates behind the share of the engine"))?;
+    }
+    let suffix = ": rate compared with fio";
+    if let Some(reason) = fio::reason_against() {
+        reporter.skip(&format!("{name}{suffix}"), &reason);
+        return Ok(());
+    }
+    let [engine, ..] = &times.pairs;
+    let fio = spread(&times.fio)?.median;
+    let row = row(suffix, rate(&engine.ours)?, "GB/s").with_baseline("fio, io_uring", fio);
+    Ok(reporter.report(&row.without_target("the rates behind the share of the engine"))?)
 }
 
 /// The implementation that copies the blocks.
@@ -160,58 +230,20 @@ impl Setup {
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    fn compare<W: Write>(
-        &mut self,
-        name: &str,
-        is_write: bool,
-        settings: &Settings,
-        reporter: &mut Reporter<W>,
-    ) -> Result<()> {
-        let mut seconds = [const { Vec::new() }; Way::ALL.len()];
-        for round in 0..usize::try_from(settings.repeats.max(1))? {
-            // The order rotates from round to round, because a pass changes the state of the disk
-            // for the next one.
-            for index in 0..Way::ALL.len() {
-                let index = (index + round) % Way::ALL.len();
-                seconds[index].push(self.pass(Way::ALL[index], is_write)?);
+    /// Runs the store and a baseline alternately, and adds their times.
+    ///
+    /// A pass changes the state of the disk for the next one. So the order changes from pair to pair:
+    /// each comes after a pass of its own and after one of the other equally often.
+    fn compare(&mut self, way: Way, is_write: bool, count: u32, pairs: &mut Pairs) -> Result<()> {
+        for _ in 0..count {
+            let is_first = pairs.ours.len() % 2 == 0;
+            for is_ours in [is_first, !is_first] {
+                let seconds = self.pass(if is_ours { Way::Store } else { way }, is_write)?;
+                let list = if is_ours { &mut pairs.ours } else { &mut pairs.theirs };
+                list.push(seconds);
             }
         }
-        let gigabytes = self.bytes() as f64 / 1e9;
-        let [ours, others @ ..] = &seconds;
-        let rate = |seconds: &[f64]| {
-            Spread::of(seconds).unwrap_or(Spread::single(f64::NAN)).rate(gigabytes)
-        };
-        // The median of the ratios of consecutive passes, because the rate of the disk changes over
-        // time.
-        let share = |theirs: &[f64]| {
-            let ratios: Vec<f64> = theirs.iter().zip(ours).map(|(a, b)| a / b).collect();
-            Spread::of(&ratios).unwrap_or(Spread::single(f64::NAN))
-        };
-        let row = |suffix: &str, value, unit| {
-            let case = format!("{name}{suffix}");
-            Measurement::new(case, value, unit, Direction::HigherIsBetter)
-        };
-        let [engine, queue, tier] = others;
-        let first = row("", share(engine), "of the engine").with_baseline("disk engine alone", 1.0);
-        reporter.report(&first.at_least(TARGET))?;
-        for (suffix, seconds, baseline) in [
-            (": rate", engine, "disk engine alone"),
-            (": rate compared with the queue", queue, "queue of requests alone"),
-            (": rate compared with a file tier", tier, "file a block, thread a request"),
-        ] {
-            let row = row(suffix, rate(ours), "GB/s").with_baseline(baseline, rate(seconds).median);
-            reporter.report(&row.without_target("the rates behind the share of the engine"))?;
-        }
-        let suffix = ": rate compared with fio";
-        if let Some(reason) = fio::reason_against() {
-            reporter.skip(&format!("{name}{suffix}"), &reason);
-            return Ok(());
-        }
-        let passes: Result<Vec<f64>> =
-            (0..3).map(|_| fio::pass(&self.path, is_write, self.block, self.bytes())).collect();
-        let fio = Spread::of(&passes?).context("fio was not run")?;
-        let row = row(suffix, rate(ours), "GB/s").with_baseline("fio, io_uring", fio.median);
-        Ok(reporter.report(&row.without_target("the rates behind the share of the engine"))?)
+        Ok(())
     }
 }
 

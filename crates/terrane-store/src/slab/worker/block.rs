@@ -63,12 +63,26 @@ impl Ended {
         Self { sink: request.sink, index: request.index, result: Err(failure) }
     }
 
-    /// Calls the sink and drops it. Its panic must not end the I/O thread.
-    pub(super) fn deliver(self) {
-        let call = move || self.sink.block_ended(self.index, self.result);
-        if catch_unwind(AssertUnwindSafe(call)).is_err() {
-            tracing::error!("the receiver of a disk request panicked");
+    /// Calls the sinks and drops them. A panic of one must not end the I/O thread.
+    pub(super) fn deliver_all(all: impl Iterator<Item = Self>) {
+        let mut last: Option<Arc<dyn SlabSink>> = None;
+        for Self { sink, index, result } in all {
+            if let Some(other) = last.take_if(|last| !Arc::ptr_eq(last, &sink)) {
+                call_sink(move || other.results_end());
+            }
+            call_sink(|| sink.block_ended(index, result));
+            // One that drops here has other clones, or is called again below.
+            last.get_or_insert(sink);
         }
+        if let Some(last) = last {
+            call_sink(move || last.results_end());
+        }
+    }
+}
+
+fn call_sink(call: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(call)).is_err() {
+        tracing::error!("the receiver of a disk request panicked");
     }
 }
 

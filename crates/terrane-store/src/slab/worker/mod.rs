@@ -23,7 +23,7 @@ use parts::Part;
 
 /// The bytes of loads in flight that keep one device busy. Drives split a request of this size into
 /// many commands.
-const WINDOW: u64 = 4 << 20;
+const WINDOW: u64 = 2 << 20;
 
 /// The state of the I/O thread.
 ///
@@ -255,9 +255,7 @@ impl Worker {
 
     /// Reports what has ended.
     fn deliver(&mut self) {
-        for ended in self.ended.drain(..) {
-            ended.deliver();
-        }
+        Ended::deliver_all(self.ended.drain(..));
     }
 
     /// Waits for completions, or only looks for them if there is other work.

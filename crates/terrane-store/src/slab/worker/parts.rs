@@ -64,8 +64,8 @@ impl Worker {
     /// Whether another part of a load may be submitted.
     ///
     /// Some devices end all their requests at about the same time. No request is left then to cover the
-    /// time that the checksums of the last ones take. So no more than half of the bytes that are left is
-    /// in the device, unless that would be too little to keep it busy.
+    /// time that the checksums of the last ones take. So at most three quarters of the bytes that are left
+    /// are in the device, unless that would be too little to keep it busy.
     fn has_window(&self) -> bool {
         let (loading, left) = (self.device.load_bytes, self.loads_left);
         loading < self.window.max((loading + left) / 4 * 3)
