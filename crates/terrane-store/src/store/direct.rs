@@ -11,7 +11,7 @@ use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
 use terrane_transfer::{EndSink, Endpoint, Report, TransferError, TransferManager};
 
-use crate::store::get::count_use;
+use crate::store::get_plan::count_use;
 use crate::store::job::Job;
 use crate::store::options::JobOptions;
 use crate::store::request::{Keys, Payload};

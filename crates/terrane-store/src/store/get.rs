@@ -4,82 +4,24 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::KeyHash;
 use crate::error::StoreError;
 use crate::slab::{SlabDirection, SlabRequest, SlabSink};
 use crate::store::arrivals::{Arrivals, SharedHold};
-use crate::store::builder::WritePolicy;
 use crate::store::claims::Claim;
 use crate::store::commit::not_read;
 use crate::store::copies;
 use crate::store::executor::yield_now;
+use crate::store::get_plan::Plan;
 use crate::store::load::Load;
-use crate::store::presence::TierId;
 use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::result::BlockResult;
 use crate::store::room::PinnedSlot;
-use crate::store::shared::StoreCore;
 use crate::store::task::JobTask;
 use crate::store::tier::count;
 use crate::store::transfers::{BlockCopy, CopyList, StartedCopy};
 
 /// Copies of more bytes do not run on the caller's thread: they would take it 20 microseconds or more.
 pub(crate) const MOST_ON_CALLER: u64 = 256 << 10;
-
-/// Where a block is.
-enum Located {
-    Pinned(PinnedSlot),
-    /// A put writes it.
-    Writing(Arc<Claim>),
-    Absent,
-}
-
-/// The blocks of a get, by the way that they take.
-struct Plan {
-    /// From the disk tier into the destination.
-    from_disk: Vec<(usize, PinnedSlot)>,
-    /// From host memory into the destination, on this thread.
-    on_thread: Vec<(usize, PinnedSlot)>,
-    /// By a copy engine, from each tier.
-    by_engine: CopyList<PinnedSlot>,
-    /// By way of the host tier.
-    relayed: Vec<usize>,
-    waits: Vec<(usize, Arc<Claim>)>,
-    /// The keys that each tier has.
-    hits: SmallVec<[u64; 4]>,
-}
-
-impl Plan {
-    fn new() -> Self {
-        Self {
-            from_disk: Vec::new(),
-            on_thread: Vec::new(),
-            by_engine: CopyList::new(),
-            relayed: Vec::new(),
-            waits: Vec::new(),
-            hits: SmallVec::new(),
-        }
-    }
-
-    /// Puts the blocks in the order of the keys.
-    fn reverse(&mut self) {
-        self.from_disk.reverse();
-        self.on_thread.reverse();
-        self.by_engine.reverse();
-        self.relayed.reverse();
-        self.waits.reverse();
-    }
-
-    fn count_hit(&mut self, tier: TierId) {
-        let index = tier.index();
-        if self.hits.len() <= index {
-            self.hits.resize(index + 1, 0);
-        }
-        if let Some(hits) = self.hits.get_mut(index) {
-            *hits += 1;
-        }
-    }
-}
 
 /// The parts of a get that its task waits for.
 struct Started {
@@ -94,10 +36,10 @@ struct Started {
 /// Copies in flight.
 type StartedCopies = SmallVec<[StartedCopy<PinnedSlot>; 1]>;
 
-struct Get<'a> {
-    task: &'a JobTask,
-    keys: &'a Keys,
-    destination: &'a Arc<Payload>,
+pub(super) struct Get<'a> {
+    pub(super) task: &'a JobTask,
+    pub(super) keys: &'a Keys,
+    pub(super) destination: &'a Arc<Payload>,
     results: SmallVec<[Option<BlockResult>; 1]>,
 }
 
@@ -136,93 +78,9 @@ impl Started {
 }
 
 impl Get<'_> {
-    fn set(&mut self, index: usize, result: BlockResult) {
+    pub(super) fn set(&mut self, index: usize, result: BlockResult) {
         if let Some(slot) = self.results.get_mut(index) {
             *slot = Some(result);
-        }
-    }
-
-    fn locate(&self, index: usize) -> Located {
-        let (core, group) = (&self.task.core, self.task.group);
-        let key = self.keys.hash(index);
-        let found = match core.pin(group, key) {
-            Some(pin) => pin,
-            None => match core.claims.get(key) {
-                Some(claim) => return Located::Writing(claim),
-                // A put may have ended between the two looks.
-                None => match core.pin(group, key) {
-                    Some(pin) => pin,
-                    None => return Located::Absent,
-                },
-            },
-        };
-        if core.is_name(key, self.keys.bytes(index)) {
-            Located::Pinned(found)
-        } else {
-            Located::Absent
-        }
-    }
-
-    fn plan(&mut self, pending: &[usize]) -> Plan {
-        let mut plan = Plan::new();
-        // The head of a prefix is used last, so that its tail is evicted first.
-        for &index in pending.iter().rev() {
-            match self.locate(index) {
-                Located::Pinned(pin) => self.add(&mut plan, index, pin),
-                Located::Writing(claim) => plan.waits.push((index, claim)),
-                Located::Absent => {
-                    self.task.core.count_absent(self.task.group, self.keys.hash(index));
-                    self.set(index, BlockResult::Absent);
-                }
-            }
-        }
-        if pending.len() > 1 {
-            plan.reverse();
-        }
-        for (tier, &hits) in self.task.core.tiers.iter().zip(&plan.hits) {
-            if hits > 0 {
-                tier.counters.hits(hits);
-            }
-        }
-        plan
-    }
-
-    fn add(&mut self, plan: &mut Plan, index: usize, pin: PinnedSlot) {
-        let (core, group) = (&self.task.core, self.task.group);
-        let (stored, asked) = (pin.block.length, self.destination.length(index));
-        if stored != asked {
-            count(&core.counters.missed_length, 1);
-            return self.set(index, BlockResult::WrongLength { stored, asked });
-        }
-        let Some(tier) = core.tiers.get(pin.room.tier.index()) else { return };
-        plan.count_hit(tier.id);
-        count_use(core, self.keys.hash(index), &pin);
-        let Some(memory) = tier.blocks(group) else {
-            if self.destination.is_host() {
-                plan.from_disk.push((index, pin));
-            } else {
-                plan.relayed.push(index);
-            }
-            return;
-        };
-        let tokens = core
-            .group(group)
-            .ok()
-            .zip(self.destination.facts())
-            .and_then(|(info, to)| info.transfer_tokens((&memory.facts, to), stored));
-        match (tokens, self.destination.block(index)) {
-            (Some(tokens), Some(to)) => {
-                let copy = BlockCopy { index, from: pin.block.slot, to, tokens, keeps: pin };
-                plan.by_engine.add(tier.id, copy);
-            }
-            _ if memory.facts.is_host && self.destination.is_host() => {
-                plan.on_thread.push((index, pin))
-            }
-            _ if core.host_tier(group).is_some() => plan.relayed.push(index),
-            _ => self.set(
-                index,
-                BlockResult::failed(StoreError::NeedsHostTier { kind: memory.endpoint.kind() }),
-            ),
         }
     }
 
@@ -445,17 +303,6 @@ impl Get<'_> {
             }
         }
         reading.hold.release();
-    }
-}
-
-/// Counts a use of a block, which the write policy may write down then.
-pub(crate) fn count_use(core: &Arc<StoreCore>, key: KeyHash, pin: &PinnedSlot) {
-    let uses = pin.room.hit(pin.block.slot);
-    if core.policy == WritePolicy::AfterUses(uses)
-        && pin.room.is_pin_dirty(pin)
-        && let Some(own) = pin.room.pin(key)
-    {
-        core.write_used(pin.room.tier, key, own);
     }
 }
 

@@ -30,6 +30,7 @@ pub(crate) mod event;
 pub(crate) mod executor;
 pub(crate) mod gate;
 pub(crate) mod get;
+pub(crate) mod get_plan;
 pub(crate) mod group;
 pub(crate) mod job;
 pub(crate) mod key_order;
@@ -38,7 +39,6 @@ pub(crate) mod load;
 pub(crate) mod maintenance;
 #[cfg(feature = "metrics")]
 mod metrics_facade;
-pub(crate) mod moves;
 pub(crate) mod open;
 pub(crate) mod openmetrics;
 pub(crate) mod options;
@@ -61,6 +61,8 @@ pub(crate) mod tier_counters;
 pub(crate) mod transfers;
 pub(crate) mod upkeep;
 pub(crate) mod why;
+pub(crate) mod write_back;
+pub(crate) mod write_down;
 
 use std::fmt;
 use std::path::Path;

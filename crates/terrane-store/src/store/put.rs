@@ -13,13 +13,14 @@ use crate::store::commit::{Committed, Place, WrittenBlock, not_written};
 use crate::store::copies;
 use crate::store::executor::yield_now;
 use crate::store::get::MOST_ON_CALLER;
-use crate::store::moves::{WriteDown, make_durable};
 use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::result::BlockResult;
 use crate::store::room::TakenSlots;
 use crate::store::task::JobTask;
 use crate::store::tier::Tier;
 use crate::store::transfers::{BlockCopy, CopyList};
+use crate::store::write_back::make_durable;
+use crate::store::write_down::WriteDown;
 
 /// A key that this job writes.
 struct OwnKey {

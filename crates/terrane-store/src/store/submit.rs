@@ -8,7 +8,6 @@ use crate::store::direct;
 use crate::store::get;
 use crate::store::job::{Job, Refused};
 use crate::store::load;
-use crate::store::moves;
 use crate::store::options::JobOptions;
 use crate::store::presence::TierId;
 use crate::store::put;
@@ -17,6 +16,7 @@ use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::shared::StoreCore;
 use crate::store::task::{begin, begin_without_task};
 use crate::store::tier::count;
+use crate::store::write_back;
 
 fn refuse<G>(core: &StoreCore, guard: G, cause: StoreError) -> Refused<G> {
     count(&core.counters.refused_jobs, 1);
@@ -148,7 +148,7 @@ pub(crate) fn sync(core: &Arc<StoreCore>) -> Result<Job, StoreError> {
     core.check()?;
     let (job, task, end) = begin(core, JobOptions::new(), 1)?;
     core.executor.spawn(async move {
-        let result = moves::sync(&task).await;
+        let result = write_back::sync(&task).await;
         end.finish(vec![result]);
     });
     Ok(job)

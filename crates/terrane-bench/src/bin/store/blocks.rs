@@ -236,7 +236,7 @@ impl Setup {
     /// each comes after a pass of its own and after one of the other equally often.
     fn compare(&mut self, way: Way, is_write: bool, count: u32, pairs: &mut Pairs) -> Result<()> {
         for _ in 0..count {
-            let is_first = pairs.ours.len() % 2 == 0;
+            let is_first = pairs.ours.len().is_multiple_of(2);
             for is_ours in [is_first, !is_first] {
                 let seconds = self.pass(if is_ours { Way::Store } else { way }, is_write)?;
                 let list = if is_ours { &mut pairs.ours } else { &mut pairs.theirs };

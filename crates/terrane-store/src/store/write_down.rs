@@ -1,31 +1,25 @@
-//! Copies into slower tiers: write-back, syncs.
+//! Copies of blocks into the tier below.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use smallvec::SmallVec;
 
 use crate::KeyHash;
 use crate::error::StoreError;
-use crate::slab::{Priority, SlabDirection, SlabRequest, SlabSink};
+use crate::slab::{SlabDirection, SlabRequest, SlabSink};
 use crate::store::arrivals::Arrivals;
 use crate::store::claims::{ClaimKind, HeldClaim};
 use crate::store::commit::{Place, WrittenBlock, not_written};
 use crate::store::copies;
 use crate::store::presence::TierId;
-use crate::store::request::Keys;
 use crate::store::result::BlockResult;
-use crate::store::room::{PinnedSlot, Room, TakenSlots};
-use crate::store::shared::StoreCore;
-use crate::store::task::{JobTask, begin_internal};
+use crate::store::room::{PinnedSlot, TakenSlots};
+use crate::store::task::JobTask;
 use crate::store::tier::Tier;
 use crate::store::transfers::{BlockCopy, CopyList};
 
-/// The most blocks that are written back together.
-const MOST_AT_ONCE: usize = 64;
-
-/// The fewest blocks that are written back, if there are so many.
-const LEAST_AT_ONCE: usize = 8;
+/// The most blocks that are written together.
+pub(crate) const MOST_AT_ONCE: usize = 64;
 
 /// A dirty block, and its place in the results.
 struct DirtyBlock {
@@ -54,7 +48,7 @@ impl<'a> WriteDown<'a> {
     }
 
     /// A write-back of the store itself.
-    const fn internal(task: &'a JobTask, from: TierId) -> Self {
+    pub(crate) const fn internal(task: &'a JobTask, from: TierId) -> Self {
         Self { task, from, is_internal: true }
     }
 
@@ -340,147 +334,5 @@ impl<'a> WriteDown<'a> {
 fn set(results: &mut [BlockResult], index: usize, result: BlockResult) {
     if let Some(slot) = results.get_mut(index) {
         *slot = result;
-    }
-}
-
-/// Makes the blocks of a put durable: those that are not on disk are written there. A block that left
-/// all tiers meanwhile is [`Absent`](BlockResult::Absent).
-pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Option<BlockResult>]) {
-    if task.core.disk.is_none() {
-        return;
-    }
-    let stored =
-        |&index: &usize| matches!(results.get(index), Some(Some(result)) if result.is_ok());
-    let indices: Vec<usize> = (0..keys.len()).filter(stored).collect();
-    let hashes = indices.iter().map(|&index| keys.hash(index)).collect();
-    let mut written = WriteDown::new(task, TierId::new(0)).keys(hashes).await;
-    let on_disk = task.core.tiers.last().and_then(|tier| tier.room(task.group));
-    for (&index, result) in indices.iter().zip(&mut written) {
-        let is_stored = on_disk.is_some_and(|room| room.index.get(keys.hash(index)).is_some());
-        if matches!(result, BlockResult::AlreadyStored) && !is_stored {
-            *result = BlockResult::Absent;
-        }
-    }
-    let refused = task.core.refuses_writes().map(BlockResult::Failed);
-    let synced = match refused {
-        Some(refused) => Err(refused),
-        None => sync_disk(task).await,
-    };
-    for (index, written) in indices.into_iter().zip(written) {
-        let result = if written.is_ok() { synced.as_ref().err() } else { Some(&written) };
-        if let (Some(result), Some(slot)) = (result, results.get_mut(index)) {
-            *slot = Some(result.clone());
-        }
-    }
-}
-
-async fn sync_disk(task: &JobTask) -> Result<(), BlockResult> {
-    match task.control.until(task.core.maintenance.sync()).await {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(BlockResult::Failed(error)),
-        Err(stopped) => Err(stopped.into()),
-    }
-}
-
-/// Writes all dirty blocks to the slowest tier, and syncs it.
-pub(crate) async fn sync(task: &JobTask) -> BlockResult {
-    let core = &task.core;
-    let mut result = BlockResult::Done { bytes: 0 };
-    for tier in &core.tiers {
-        for room in &tier.rooms {
-            for keys in room.dirty_keys().chunks(MOST_AT_ONCE) {
-                let pin = |&key: &KeyHash| room.pin(key).map(|pin| (key, pin));
-                let blocks: Vec<_> = keys.iter().filter_map(pin).collect();
-                let written = WriteDown::new(task, tier.id).blocks(blocks).await;
-                if let Some(failed) = written.into_iter().find(|result| !result.is_ok()) {
-                    result = failed;
-                }
-            }
-        }
-    }
-    if core.disk.is_some()
-        && let Err(failed) = sync_disk(task).await
-    {
-        return failed;
-    }
-    result
-}
-
-impl StoreCore {
-    /// Begins to write dirty blocks of a room to the tier below, because a job lacks this many slots.
-    pub(crate) fn write_back(self: &Arc<Self>, tier: TierId, group: u16, lacks: usize) {
-        let found = self.tiers.get(tier.index());
-        let Some(room) = found.and_then(|found| found.room(group)).cloned() else { return };
-        if !room.begin_write_back() {
-            return;
-        }
-        let priority = room.waiting_priority().unwrap_or(Priority::Low);
-        let Some((_job, task, end)) = begin_internal(self, group, priority) else {
-            return room.end_write_back();
-        };
-        let most = lacks.clamp(LEAST_AT_ONCE, MOST_AT_ONCE);
-        self.executor.spawn(async move {
-            loop {
-                let blocks = room.take_dirty(most);
-                if !blocks.is_empty() {
-                    let results = WriteDown::internal(&task, tier).blocks(blocks).await;
-                    room.end_write_back();
-                    // No job waits for the slots beyond the limit of a smaller tier.
-                    let is_stopped = task.control.stopped().is_some();
-                    if !is_stopped && room.has_dirty_beyond() && room.begin_write_back() {
-                        room.retry_for_waiters();
-                        continue;
-                    }
-                    end.finish(results);
-                    return room.retry();
-                }
-                room.end_write_back();
-                // A job whose block became dirty before this end has left the write-back to this one.
-                // Blocks that other jobs write are tried again when they are clean.
-                if !room.has_dirty() || !room.begin_write_back() {
-                    return end.finish(Vec::new());
-                }
-            }
-        });
-    }
-
-    /// Begins to write blocks back before a job lacks room.
-    pub(crate) fn write_back_early(self: &Arc<Self>, tier: TierId, group: u16) {
-        let found = self.tiers.get(tier.index());
-        let is_early = |room: &Arc<Room>| room.is_mostly_dirty() || room.has_dirty_beyond();
-        if found.and_then(|found| found.room(group)).is_some_and(is_early) {
-            self.write_back(tier, group, MOST_AT_ONCE);
-        }
-    }
-
-    /// Writes one block to the tier below, as it was used often enough.
-    pub(crate) fn write_used(self: &Arc<Self>, tier: TierId, key: KeyHash, pin: PinnedSlot) {
-        let group = pin.room.group;
-        let Some((_job, task, end)) = begin_internal(self, group, Priority::Low) else { return };
-        self.executor.spawn(async move {
-            let results = WriteDown::internal(&task, tier).blocks(vec![(key, pin)]).await;
-            end.finish(results);
-        });
-    }
-
-    /// The number of blocks that no slower tier has.
-    pub(crate) fn dirty_blocks(&self) -> usize {
-        let rooms = self.tiers.iter().flat_map(|tier| &tier.rooms);
-        rooms.map(|room| room.dirty_keys().len()).sum()
-    }
-
-    /// Writes all dirty blocks to the slowest tier and syncs it, until the deadline.
-    pub(crate) fn write_all_back(self: &Arc<Self>, deadline: Instant) {
-        if self.disk.is_none() {
-            return;
-        }
-        let Some((job, task, end)) = begin_internal(self, 0, Priority::Normal) else { return };
-        self.executor.spawn(async move {
-            let result = sync(&task).await;
-            end.finish(vec![result]);
-        });
-        if let Err(job) = job.wait_until(deadline) {
-            job.cancel();
-        }
     }
 }

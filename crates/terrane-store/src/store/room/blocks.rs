@@ -1,0 +1,152 @@
+//! Blocks of a room: their way into the index and out of it, pins and uses.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use terrane_core::convert::to_usize;
+use terrane_core::sync::lock;
+
+use crate::KeyHash;
+use crate::index::{Freed, StoredBlock};
+use crate::slab::Priority;
+use crate::store::room::{CLEAN, KEPT, LeasedSlot, PinnedSlot, Room};
+use crate::store::snapshot::GroupSnapshot;
+
+impl Room {
+    /// The highest priority of a job that waits.
+    pub(crate) fn waiting_priority(&self) -> Option<Priority> {
+        lock(&self.state).waiters.keys().next().map(|(Reverse(priority), _)| *priority)
+    }
+
+    /// Frees slots that have no block.
+    pub(super) fn free(&self, slots: impl IntoIterator<Item = u32>) {
+        let mut state = lock(&self.state);
+        slots.into_iter().for_each(|slot| self.put_back(&mut state, slot));
+        drop(state);
+        self.retry_for_waiters();
+    }
+
+    /// Frees a slot under the lock of a key. The caller tries again for those that wait, later.
+    pub(super) fn free_quietly(&self, slot: u32) {
+        self.put_back(&mut lock(&self.state), slot);
+    }
+
+    /// Adds a block to the index. Its slot belongs to the index from here on. The block is not evicted
+    /// before the [`TakenSlots`] drop that its slot is of.
+    pub(crate) fn insert(
+        self: &Arc<Self>,
+        key: KeyHash,
+        block: &StoredBlock,
+        is_dirty: bool,
+        pins: bool,
+    ) -> Option<PinnedSlot> {
+        self.set_mark(&self.uses, block.slot, 0);
+        // Before the block is in the index: an eviction reads the mark of a block that it found there.
+        self.set_mark(&self.dirty, block.slot, if is_dirty { self.dirty_mark } else { CLEAN });
+        let replaced = match pins {
+            true => self.index.insert_pinned(key, block),
+            false => self.index.insert(key, block),
+        };
+        let is_stored = replaced != Some(Freed::Now(block.slot));
+        let pin = (pins && is_stored).then(|| PinnedSlot { room: Arc::clone(self), block: *block });
+        if is_dirty && self.dirty_mark == KEPT {
+            self.push_dirty(&mut lock(&self.state), (block.slot, key));
+        }
+        if let Some(Freed::Now(slot)) = replaced {
+            self.policy.remove(slot);
+            self.set_mark(&self.dirty, slot, CLEAN);
+            self.free_quietly(slot);
+        }
+        pin
+    }
+
+    /// Tells the policy of new blocks. No lock may be held.
+    pub(super) fn make_evictable(&self, blocks: impl Iterator<Item = (KeyHash, u32)>) {
+        for (key, slot) in blocks {
+            // It may have left already. If it leaves just now, its slot cannot be evicted, and the next
+            // block there enters the policy again.
+            if self.index.get(key).is_some_and(|block| block.slot == slot) {
+                self.policy.insert(slot, key);
+            }
+        }
+        self.retry_for_waiters();
+    }
+
+    /// Removes the block of a key. The slot becomes free, with its last pin at the latest. The caller
+    /// [tries again](Self::retry_for_waiters) without a lock.
+    pub(crate) fn remove(&self, key: KeyHash) -> Option<StoredBlock> {
+        // Without the pin the last reader may free the slot, and another job fill it, before the
+        // calls below.
+        let pinned = self.index.pin(key)?.slot;
+        let removed = self.index.remove(key);
+        if let Some((block, freed)) = &removed {
+            self.policy.remove(block.slot);
+            self.set_mark(&self.dirty, block.slot, CLEAN);
+            if let Freed::Now(slot) = freed {
+                self.free_quietly(*slot);
+            }
+        }
+        if let Some(slot) = self.index.unpin(pinned) {
+            self.free_quietly(slot);
+        }
+        removed.map(|(block, _)| block)
+    }
+
+    /// Removes the block of a key if it is still this one.
+    pub(crate) fn remove_block(&self, key: KeyHash, block: &StoredBlock) -> bool {
+        let is_same =
+            |found: StoredBlock| found.slot == block.slot && found.checksum == block.checksum;
+        self.index.get(key).is_some_and(is_same) && self.remove(key).is_some()
+    }
+
+    pub(crate) fn pin(self: &Arc<Self>, key: KeyHash) -> Option<PinnedSlot> {
+        let block = self.index.pin(key)?;
+        Some(PinnedSlot { room: Arc::clone(self), block })
+    }
+
+    pub(crate) fn lease(self: &Arc<Self>, key: KeyHash) -> Option<LeasedSlot> {
+        let pin = self.pin(key)?;
+        *lock(&self.state).leases.entry(pin.block.slot).or_insert(0) += 1;
+        // A job that waits may not fit beside it.
+        self.retry_for_waiters();
+        Some(LeasedSlot { pin })
+    }
+
+    /// Counts a use of the block in a slot, and returns the number of its uses.
+    pub(crate) fn hit(&self, slot: u32) -> u8 {
+        self.policy.hit(slot);
+        let Some(uses) = self.uses.get(to_usize(slot.into())) else { return 0 };
+        let counted = uses.load(Ordering::Relaxed).saturating_add(1);
+        uses.store(counted, Ordering::Relaxed);
+        counted
+    }
+
+    /// Counts a use for eviction alone.
+    pub(crate) fn touch(&self, slot: u32) {
+        self.policy.hit(slot);
+    }
+
+    pub(crate) fn was_evicted(&self, key: KeyHash) -> bool {
+        self.policy.was_evicted(key)
+    }
+
+    pub(crate) fn is_leased(&self, slot: u32) -> bool {
+        lock(&self.state).leases.contains_key(&slot)
+    }
+
+    pub(crate) fn waiters(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn snapshot(&self) -> GroupSnapshot {
+        let blocks = self.index.len();
+        let state = lock(&self.state);
+        let slots = to_usize(state.limit.into());
+        let dirty = self.dirty.iter().filter(|mark| mark.load(Ordering::Relaxed) != CLEAN).count();
+        let (free, quarantined) = (state.free.len(), state.quarantined.len());
+        let in_use = slots.saturating_sub(free + quarantined).saturating_sub(blocks);
+        let pinned = state.leases.len();
+        GroupSnapshot { slots, blocks, free, in_use, quarantined, pinned, dirty }
+    }
+}
