@@ -99,6 +99,38 @@ impl SlabSink for Arrivals {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::future::Future;
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Wake};
+
+    struct Counts(AtomicUsize);
+
+    impl Wake for Counts {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_task_is_woken_once_for_several_results() {
+        let arrivals = Arrivals::new(3, Arc::new(()));
+        let woken = Arc::new(Counts(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&woken));
+        let mut next = pin!(arrivals.next());
+        let mut context = Context::from_waker(&waker);
+        assert!(next.as_mut().poll(&mut context).is_pending());
+        for index in 0..3 {
+            arrivals.block_ended(index, Err(SlabFailure::Cancelled));
+        }
+        assert_eq!(woken.0.load(Ordering::SeqCst), 0);
+        arrivals.results_end();
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+        let Poll::Ready(arrived) = next.poll(&mut context) else {
+            panic!("three results are there")
+        };
+        assert_eq!(arrived.iter().map(|&(index, _)| index).collect::<Vec<_>>(), [0, 1, 2]);
+    }
 
     #[test]
     fn the_memory_of_requests_is_dropped_before_the_last_result_arrives() {

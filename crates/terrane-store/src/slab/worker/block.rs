@@ -183,3 +183,50 @@ pub(super) fn failure_of(failure: IoFailure) -> SlabFailure {
         _ => SlabFailure::Io(failure),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use terrane_core::sync::lock;
+
+    use super::*;
+
+    type Calls = Arc<Mutex<Vec<&'static str>>>;
+
+    struct Sink {
+        name: &'static str,
+        calls: Calls,
+        panics: bool,
+    }
+
+    impl SlabSink for Sink {
+        fn block_ended(&self, _index: usize, _result: Result<SlabDone, SlabFailure>) {
+            lock(&self.calls).push(self.name);
+            assert!(!self.panics, "a sink of a test");
+        }
+
+        fn results_end(&self) {
+            lock(&self.calls).push("end");
+        }
+    }
+
+    #[test]
+    fn a_sink_learns_once_that_its_results_end_also_if_it_panics() {
+        let calls = Calls::default();
+        let sink = |name, panics| -> Arc<dyn SlabSink> {
+            Arc::new(Sink { name, calls: Arc::clone(&calls), panics })
+        };
+        let (a, b, c) = (sink("a", false), sink("b", true), sink("c", false));
+        let order = [&a, &a, &b, &b, &c, &a];
+        let ended = order.into_iter().map(|sink| Ended {
+            sink: Arc::clone(sink),
+            index: 0,
+            result: Err(SlabFailure::Cancelled),
+        });
+        Ended::deliver_all(ended);
+        let expected = ["a", "a", "end", "b", "b", "end", "c", "end", "a", "end"];
+        assert_eq!(*lock(&calls), expected);
+        assert_eq!([&a, &b, &c].map(Arc::strong_count), [1, 1, 1]);
+    }
+}
