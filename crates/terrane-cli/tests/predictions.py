@@ -2,9 +2,9 @@
 
     python3 crates/terrane-cli/tests/predictions.py PROGRAM [DIRECTORY] [ROUNDS]
 
-Each round measures the machine with `doctor --measure`, predicts, and runs the benchmarks. Disks that several machines
-share change their rate between rounds, so the median of a row's signed errors counts. It is the bias of the prediction.
-The range of the errors is printed too.
+A round measures the machine with `doctor --measure` before and after the benchmarks of each size, and compares them with
+the mean of both predictions. Disks that several machines share change their rate from minute to minute. The median of
+a row's signed errors counts: it is the bias of the prediction. The range of the errors is printed too.
 
 Needs an NVIDIA driver for the copies of the bus. Without a driver, only memory and the directory are compared. Exits
 with 1 if the median of a transfer of at least 256 MiB is over 10 %, or that of bringing up pinned memory over 25 %. Also
@@ -40,6 +40,13 @@ def run(arguments):
     return json.loads(ended.stdout), None
 
 
+def calibrate(program, directory, machine):
+    """Measures the machine, and writes its rates to a file."""
+    _, error = run([program, "doctor", directory, "--measure", "--json", "--machine-file", machine])
+    if error:
+        sys.exit(error)
+
+
 def predicted_seconds(program, directory, machine, size):
     plan = [program, "plan", MODEL, "--machine", machine, "--json"]
     plan += ["--gpu-mem", str(size), "--host", str(size), "--disk", f"{directory}:{size}"]
@@ -73,16 +80,18 @@ def main():
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
             machine = os.path.join(folder, "machine.json")
-            _, error = run([program, "doctor", directory, "--measure", "--json", "--machine-file", machine])
-            if error:
-                sys.exit(error)
+            calibrate(program, directory, machine)
             for size in SIZES:
-                predicted = predicted_seconds(program, directory, machine, size)
-                for what, seconds in measured_seconds(program, directory, size).items():
-                    if what in predicted and isinstance(seconds, float):
-                        errors.setdefault((what, size), []).append(predicted[what] / seconds - 1)
+                before = predicted_seconds(program, directory, machine, size)
+                measured = measured_seconds(program, directory, size)
+                calibrate(program, directory, machine)
+                after = predicted_seconds(program, directory, machine, size)
+                for what, seconds in measured.items():
+                    if what in before and what in after and isinstance(seconds, float):
+                        predicted = (before[what] + after[what]) / 2
+                        errors.setdefault((what, size), []).append(predicted / seconds - 1)
                     else:
-                        reasons[what, size] = "no prediction" if what not in predicted else seconds
+                        reasons[what, size] = seconds if what in before and what in after else "no prediction"
     missed = 0
     print(f"{'predicted / measured - 1':36} {'MiB':>5} {'ROUNDS':>6} {'MEDIAN':>8} {'LEAST':>8} {'MOST':>8}")
     for what, _, _, most in ROWS:
