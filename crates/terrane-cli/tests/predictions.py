@@ -86,12 +86,12 @@ def main():
                 measured = measured_seconds(program, directory, size)
                 calibrate(program, directory, machine)
                 after = predicted_seconds(program, directory, machine, size)
+                predicted = {what: (before[what] + after[what]) / 2 for what in before.keys() & after.keys()}
                 for what, seconds in measured.items():
-                    if what in before and what in after and isinstance(seconds, float):
-                        predicted = (before[what] + after[what]) / 2
-                        errors.setdefault((what, size), []).append(predicted / seconds - 1)
+                    if what in predicted and isinstance(seconds, float):
+                        errors.setdefault((what, size), []).append(predicted[what] / seconds - 1)
                     else:
-                        reasons[what, size] = seconds if what in before and what in after else "no prediction"
+                        reasons[what, size] = "no prediction" if what not in predicted else seconds
     missed = 0
     print(f"{'predicted / measured - 1':36} {'MiB':>5} {'ROUNDS':>6} {'MEDIAN':>8} {'LEAST':>8} {'MOST':>8}")
     for what, _, _, most in ROWS:

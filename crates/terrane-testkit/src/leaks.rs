@@ -5,6 +5,11 @@ use std::fs;
 use terrane_core::ByteCount;
 use terrane_core::convert::to_u64;
 
+/// The variables of a [child process](crate::process::in_child_with) that counts memory.
+/// AddressSanitizer keeps freed memory to detect late uses, which would count as a leak there.
+pub const FREES_AT_ONCE: [(&str, &str); 1] =
+    [("ASAN_OPTIONS", "detect_leaks=0:quarantine_size_mb=0")];
+
 /// The kernel resources of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {

@@ -3,13 +3,10 @@
 use terrane_core::{Allocate, ByteCount, Region, RegionRequest, Register};
 use terrane_nixl::BackendConfig;
 use terrane_storage::{DiskAllocator, DiskOptions};
-use terrane_testkit::leaks::assert_no_growth;
+use terrane_testkit::leaks::{FREES_AT_ONCE, assert_no_growth};
 use terrane_testkit::process::in_child_with;
 
 use crate::support::{agent, memory, posix};
-
-/// AddressSanitizer keeps freed memory to detect late uses, which would count as a leak here.
-const FREES_AT_ONCE: [(&str, &str); 1] = [("ASAN_OPTIONS", "detect_leaks=0:quarantine_size_mb=0")];
 
 /// Fails if 20,000 calls of `action` leak a descriptor, or 128 bytes each. UCX allocates about a
 /// MiB once, at any time.

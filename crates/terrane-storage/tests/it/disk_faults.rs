@@ -12,10 +12,10 @@ use terrane_storage::{
     IoRequest, StorageError,
 };
 use terrane_testkit::mounted::tmpfs;
-use terrane_testkit::process::forbid;
+use terrane_testkit::process::{forbid, in_child};
 
 use crate::support::{
-    ResourceUsage, buffer, count, entries, ignore_limit_signal, in_child, limit_file_size, skipped,
+    ResourceUsage, buffer, count, entries, ignore_limit_signal, limit_file_size, skipped,
 };
 
 const SPARSE: DiskOptions = DiskOptions {

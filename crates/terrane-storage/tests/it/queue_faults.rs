@@ -9,11 +9,11 @@ use terrane_storage::{
     IoQueueOptions, IoRequest, StorageError,
 };
 use terrane_testkit::mounted::tmpfs;
-use terrane_testkit::process::{forbid, in_fork};
+use terrane_testkit::process::{forbid, in_child, in_fork};
 
 use crate::support::{
-    assert_leaks_nothing, buffer, count, drain, ignore_limit_signal, in_child, limit_file_size,
-    queues, skipped, target,
+    assert_leaks_nothing, buffer, count, drain, ignore_limit_signal, limit_file_size, queues,
+    skipped, target,
 };
 
 #[test]

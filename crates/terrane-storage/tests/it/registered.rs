@@ -9,8 +9,9 @@ use terrane_core::{ByteCount, CapabilityStatus, HostAddress, OsError, Reason};
 use terrane_storage::{
     IoBackend, IoBuffer, IoMemory, IoQueue, IoQueueOptions, IoRequest, StorageError,
 };
+use terrane_testkit::process::{in_child, in_fork};
 
-use crate::support::{count, drain, in_child, skipped, target};
+use crate::support::{count, drain, skipped, target};
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
@@ -441,7 +442,7 @@ fn a_forked_process_leaves_the_parents_buffers_registered() {
         let memory = mapping.memory();
         register(&mut queue, &memory, &mapping);
         assert_eq!(pinned_kib(), 1 << 10);
-        terrane_testkit::process::in_fork(|| {
+        in_fork(|| {
             assert_eq!(memory.registered(), ByteCount::ZERO);
             // The child shares the ring, whose table is the parent's.
             let own = mapping.memory();

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::Command;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
@@ -52,27 +51,6 @@ pub fn drain(queue: &mut IoQueue) -> Vec<IoCompletion> {
 
 pub fn count(bytes: u64) -> ByteCount {
     ByteCount::new(bytes)
-}
-
-/// Runs `body` in a child process, so that it can count the process's resources, set limits and
-/// ignore signals. `test` is the test's path, `module::name`.
-pub fn in_child(test: &str, body: impl FnOnce()) {
-    const VARIABLE: &str = "TERRANE_STORAGE_CHILD";
-    #[expect(clippy::disallowed_methods, reason = "tests read in which process they run")]
-    if std::env::var_os(VARIABLE).is_some_and(|value| value == *test) {
-        return body();
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env(VARIABLE, test)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    // The parent prints the skipped tests of the child.
-    eprint!("{text}");
-    assert!(output.status.success(), "{test} in a child: {}\n{text}", output.status);
-    let stdout = String::from_utf8_lossy(&output.stdout);
-    assert!(stdout.contains("1 passed"), "{test} is not the path of a test: {stdout}");
 }
 
 /// The resources of a process: open descriptors, mappings and threads.

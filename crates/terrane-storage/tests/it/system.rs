@@ -11,7 +11,7 @@ use terrane_storage::{
     FirstTouch, HugePageSize, HugePages, NodeId, NumaPolicy, Progress, StorageError,
     SystemAllocator, SystemMemory, SystemOptions,
 };
-
+use terrane_testkit::leaks::FREES_AT_ONCE;
 use terrane_testkit::process::in_child_with;
 
 use crate::support::{assert_leaks_nothing, count};
@@ -199,9 +199,6 @@ fn cancel_in_the_middle() -> Result<SystemMemory, StorageError> {
         allocator.allocate_memory(&RegionRequest::new(ByteCount::mib(512)))
     })
 }
-
-/// AddressSanitizer keeps freed memory to detect late uses, which would count as a leak here.
-const FREES_AT_ONCE: [(&str, &str); 1] = [("ASAN_OPTIONS", "detect_leaks=0:quarantine_size_mb=0")];
 
 #[test]
 fn nothing_stays_mapped_after_any_outcome() {

@@ -265,10 +265,7 @@ impl Get<'_> {
         // has ended, also after a panic in this task. The caller keeps spans valid until the guard drops.
         #[expect(unsafe_code, reason = "the memory is named by addresses")]
         unsafe {
-            disk.slabs.submit(requests);
-        }
-        if task.control.stopped().is_some() {
-            disk.slabs.cancel(task.control.id());
+            task.submit_to(disk, requests);
         }
         Some(Reading { indices, pins, arrivals, hold })
     }

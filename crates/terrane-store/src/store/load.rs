@@ -252,10 +252,7 @@ impl<'a> Load<'a> {
         // has ended, also after a panic in this task. No other job uses the slots until then.
         #[expect(unsafe_code, reason = "the memory is named by addresses")]
         unsafe {
-            disk.slabs.submit(requests);
-        }
-        if task.control.stopped().is_some() {
-            disk.slabs.cancel(task.control.id());
+            task.submit_to(disk, requests);
         }
         arrivals
     }

@@ -204,10 +204,7 @@ impl Put<'_> {
         // ended, also after a panic in this task. The caller keeps spans valid until the guard drops.
         #[expect(unsafe_code, reason = "the memory is named by addresses")]
         unsafe {
-            disk.slabs.submit(requests);
-        }
-        if task.control.stopped().is_some() {
-            disk.slabs.cancel(task.control.id());
+            task.submit_to(disk, requests);
         }
         let mut spare = self.spare(tier, own.len());
         let bytes = own.iter().map(|own| u64::from(self.source.length(own.index))).sum::<u64>();

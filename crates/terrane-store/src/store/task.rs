@@ -11,7 +11,7 @@ use terrane_transfer::DeviceOrder;
 
 use crate::error::StoreError;
 use crate::queue::QueuePlace;
-use crate::slab::Priority;
+use crate::slab::{Priority, SlabRequest};
 use crate::store::control::JobControl;
 use crate::store::executor::LiveTask;
 use crate::store::job::Job;
@@ -19,7 +19,7 @@ use crate::store::options::JobOptions;
 use crate::store::outcome::JobOutcome;
 use crate::store::result::BlockResult;
 use crate::store::shared::{JobOrigin, JobPlace, StoreCore};
-use crate::store::tier::count;
+use crate::store::tier::{DiskParts, count};
 use crate::store::tier_counters::nanoseconds;
 
 /// The caller's guard, which the job and its requests share.
@@ -89,6 +89,23 @@ pub(crate) struct JobTask {
     pub(crate) layer_by_layer: bool,
     pub(crate) begun: Instant,
     pub(crate) guard: GuardCell,
+}
+
+impl JobTask {
+    /// Submits requests of the job. If the job had to stop meanwhile, they are cancelled: a cancellation
+    /// before the submission did not find them.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Slabs::submit`](crate::slab::Slabs::submit).
+    #[expect(unsafe_code, reason = "the memory is named by addresses")]
+    pub(crate) unsafe fn submit_to(&self, disk: &DiskParts, requests: Vec<SlabRequest>) {
+        // SAFETY: the caller keeps the contract of the call.
+        unsafe { disk.slabs.submit(requests) };
+        if self.control.stopped().is_some() {
+            disk.slabs.cancel(self.control.id());
+        }
+    }
 }
 
 /// Ends a job: exactly once, on every path.

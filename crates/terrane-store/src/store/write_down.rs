@@ -180,10 +180,7 @@ impl<'a> WriteDown<'a> {
         // sink has both, and the slots of the tier below. Pinned blocks are only read.
         #[expect(unsafe_code, reason = "the memory is named by addresses")]
         unsafe {
-            disk.slabs.submit(requests);
-        }
-        if task.control.stopped().is_some() {
-            disk.slabs.cancel(task.control.id());
+            task.submit_to(disk, requests);
         }
         let mut own: Vec<Option<OwnBlock>> = own.into_iter().map(Some).collect();
         let mut left = own.len();

@@ -64,6 +64,7 @@ pub fn measure<W: Write>(
         return Ok(());
     }
     let folders = settings.repeats.clamp(1, FOLDERS);
+    let no_fio = fio::reason_against();
     for _ in 0..folders {
         let folder = tempfile::tempdir_in(&arguments.directory)?;
         let mut setup = Setup::new(folder.path(), block)?;
@@ -79,21 +80,22 @@ pub fn measure<W: Write>(
             for (pairs, (way, ..)) in times.pairs.iter_mut().zip(BASELINES) {
                 setup.compare(way, *is_write, settings.repeats.div_ceil(folders), pairs)?;
             }
-            if fio::reason_against().is_none() {
+            if no_fio.is_none() {
                 times.fio.push(fio::pass(&setup.path, *is_write, block, setup.bytes())?);
             }
         }
     }
     for (is_write, times) in &cases {
-        report(&name(*is_write), u64::from(block) * u64::from(JOB), times, reporter)?;
+        let bytes = u64::from(block) * u64::from(JOB);
+        report(&name(*is_write), (bytes, times), no_fio.as_deref(), reporter)?;
     }
     Ok(())
 }
 
 fn report<W: Write>(
     name: &str,
-    bytes: u64,
-    times: &Times,
+    (bytes, times): (u64, &Times),
+    no_fio: Option<&str>,
     reporter: &mut Reporter<W>,
 ) -> Result<()> {
     let gigabytes = bytes as f64 / 1e9;
@@ -114,8 +116,8 @@ fn report<W: Write>(
         reporter.report(&row.without_target("the rates behind the share of the engine"))?;
     }
     let suffix = ": rate compared with fio";
-    if let Some(reason) = fio::reason_against() {
-        reporter.skip(&format!("{name}{suffix}"), &reason);
+    if let Some(reason) = no_fio {
+        reporter.skip(&format!("{name}{suffix}"), reason);
         return Ok(());
     }
     let [engine, ..] = &times.pairs;

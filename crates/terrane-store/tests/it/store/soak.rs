@@ -16,6 +16,7 @@ use terrane_core::ByteCount;
 use terrane_store::{
     BlockResult, CompletionQueue, EvictionKind, JobOptions, Priority, Store, TierId, WritePolicy,
 };
+use terrane_testkit::leaks::FREES_AT_ONCE;
 use terrane_testkit::process::in_child_with;
 use terrane_testkit::random::Seeded;
 
@@ -32,9 +33,6 @@ const SESSION: Duration = Duration::from_millis(300);
 
 /// The resident memory may grow so much after the first sessions: allocators keep what they freed.
 const MOST_GROWTH: u64 = 16 << 20;
-
-/// AddressSanitizer keeps freed memory to detect late uses, which would count as growth here.
-const FREES_AT_ONCE: [(&str, &str); 1] = [("ASAN_OPTIONS", "detect_leaks=0:quarantine_size_mb=0")];
 
 #[expect(clippy::disallowed_methods, reason = "a longer run is asked for")]
 fn seconds() -> u64 {
