@@ -9,7 +9,7 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use crate::process::{failure, is_child, rerun};
+use crate::process::{failure, is_child, quoted, rerun};
 
 /// The time for which one process waits for a message of the other before the test fails.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -73,7 +73,11 @@ impl Peer {
     #[track_caller]
     pub fn kill(&mut self) {
         let ended = self.child.try_wait().expect("a child can be waited for");
-        assert!(ended.is_none(), "the peer has ended by itself: {ended:?}\n{}", self.output()[1]);
+        assert!(
+            ended.is_none(),
+            "the peer has ended by itself: {ended:?}\n{}",
+            quoted(&self.output()[1])
+        );
         self.child.kill().expect("a child can be ended");
         self.child.wait().expect("a child can be waited for");
         self.killed = true;
@@ -103,7 +107,7 @@ impl Peer {
         let status = self.child.wait().expect("a child can be waited for");
         let [result, text] = self.output();
         let how = failure(&status, &result);
-        assert!(status.success(), "{test} {how} in the peer: {status}\n{text}");
+        assert!(status.success(), "{test} {how} in the peer: {status}\n{}", quoted(&text));
         // libtest succeeds if there is no test of this name.
         assert!(self.link.runs_test(), "{test} is not the path of a test");
     }

@@ -6,13 +6,16 @@ use std::process::{Command, ExitStatus};
 /// The variable that names the test for which a child process was started.
 const VARIABLE: &str = "TERRANE_TEST_IN_CHILD";
 
+/// The time in seconds after which a child counts as hung: less than a test binary may take.
+const CHILD_SECONDS: libc::c_uint = 600;
+
 /// Runs `body` in a child process that runs nothing else. It may count the resources of the
 /// process, set its limits, or forbid system calls. Call it once, with the whole test in `body`.
 /// `test` is the test's path, `module::name`.
 ///
 /// # Panics
 ///
-/// If the test fails in the child, or is not found.
+/// If the test fails in the child, is not found, or runs for 600 seconds; see [`allow_seconds`].
 #[track_caller]
 pub fn in_child(test: &str, body: impl FnOnce()) {
     in_child_with(test, &[], body);
@@ -27,6 +30,7 @@ pub fn in_child(test: &str, body: impl FnOnce()) {
 #[expect(clippy::print_stderr, reason = "skipped tests are reported on standard error")]
 pub fn in_child_with(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     if is_child(test) {
+        allow_seconds(CHILD_SECONDS);
         return body();
     }
     let output = rerun(test)
@@ -36,10 +40,18 @@ pub fn in_child_with(test: &str, variables: &[(&str, &str)], body: impl FnOnce()
     let text = String::from_utf8_lossy(&output.stderr);
     let stdout = String::from_utf8_lossy(&output.stdout);
     let how = failure(&output.status, &stdout);
-    assert!(output.status.success(), "{test} {how} in a child: {}\n{text}", output.status);
-    assert!(stdout.contains("1 passed"), "{test} is not the path of a test: {stdout}");
+    let status = output.status;
+    assert!(status.success(), "{test} {how} in a child: {status}\n{}", quoted(&text));
+    assert!(stdout.contains("1 passed"), "{test} is not the path of a test:\n{}", quoted(&stdout));
     // Tests that the child skipped are reported here too.
     text.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
+}
+
+/// Ends this process by a signal if it still runs after so many seconds from now, in place of an earlier
+/// limit. A child process of a test calls it if it needs more time than others.
+pub fn allow_seconds(seconds: u32) {
+    // SAFETY: the call takes a number.
+    unsafe { libc::alarm(seconds) };
 }
 
 /// The command for this test binary with only this test.
@@ -51,10 +63,17 @@ pub(crate) fn rerun(test: &str) -> Command {
     command
 }
 
+/// Marks each line of a child's output, because the reader of a test's output would take the child's
+/// result for that of the test.
+pub(crate) fn quoted(output: &str) -> String {
+    output.lines().map(|line| format!("| {line}\n")).collect()
+}
+
 /// The way in which a child with this standard output failed: before libtest printed its result, or
 /// after.
 pub(crate) fn failure(status: &ExitStatus, stdout: &str) -> &'static str {
     match (status.signal(), stdout.contains("test result: ok.")) {
+        (Some(libc::SIGALRM), false) => "hung",
         (Some(_), true) => "passed, and then the process crashed as it exited,",
         (None, true) => "passed, and then the process failed as it exited,",
         (Some(_), false) => "crashed",
@@ -88,8 +107,7 @@ pub fn in_fork(body: impl FnOnce()) {
     let process = unsafe { libc::fork() };
     assert!(process >= 0, "fork: {}", std::io::Error::last_os_error());
     if process == 0 {
-        // SAFETY: the call takes a number. Its signal kills a process that hangs.
-        unsafe { libc::alarm(FORK_SECONDS) };
+        allow_seconds(FORK_SECONDS);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
         if outcome.is_err() {
             eprintln!("the forked process panicked");
@@ -202,6 +220,8 @@ mod tests {
         let cause = std::panic::catch_unwind(|| in_child(TEST, body)).unwrap_err();
         let text = cause.downcast_ref::<String>().unwrap();
         assert!(text.contains("passed, and then the process crashed as it exited"), "{text}");
+        let hung = ExitStatus::from_raw(libc::SIGALRM);
+        assert_eq!(failure(&hung, "running 1 test"), "hung");
         let crashed = ExitStatus::from_raw(libc::SIGSEGV);
         assert_eq!(failure(&crashed, "running 1 test"), "crashed");
         assert_eq!(failure(&ExitStatus::from_raw(101 << 8), "test result: FAILED."), "failed");

@@ -9,7 +9,7 @@ use terrane_core::{AgentName, ByteCount, Capability, CapabilityStatus, Register}
 use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlError, Registrar, Status, ThreadMode};
 use terrane_testkit::events::AtEvents;
 use terrane_testkit::port;
-use terrane_testkit::process::{in_child, in_child_with};
+use terrane_testkit::process::{allow_seconds, in_child, in_child_with};
 
 use crate::support::{agent, chain, memory, posix};
 
@@ -223,10 +223,8 @@ fn an_agent_is_built_from_the_environment() {
 #[test]
 fn traces_under_a_lock_reach_no_subscriber() {
     const TEST: &str = "agents::traces_under_a_lock_reach_no_subscriber";
-    const HUNG_AFTER_SECONDS: libc::c_uint = 120;
     in_child(TEST, || {
-        // SAFETY: the call takes a number. Its signal ends a process that hangs.
-        unsafe { libc::alarm(HUNG_AFTER_SECONDS) };
+        allow_seconds(120);
         let agent = agent([posix(), BackendConfig::new("UCX")]);
         let (used, config) = (agent.clone(), posix());
         let uses = AtEvents::any(move |_| {

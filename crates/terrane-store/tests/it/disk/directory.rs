@@ -8,7 +8,7 @@ use terrane_store::disk::{
 };
 use terrane_testkit::mounted::tmpfs;
 use terrane_testkit::needs::or_skipped;
-use terrane_testkit::process::{in_child, in_fork};
+use terrane_testkit::process::{allow_seconds, in_child, in_fork};
 
 use super::harness::{groups, hash, key_bytes, namespace, record};
 
@@ -109,8 +109,8 @@ fn a_forked_child_that_lives_on_does_not_keep_the_lock() {
         // SAFETY: the forked process only waits.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: the call takes a number. Its signal ends a process that nothing else ends.
-            unsafe { libc::alarm(60) };
+            // Nothing else ends it.
+            allow_seconds(60);
             loop {
                 // SAFETY: the call takes nothing.
                 unsafe { libc::pause() };

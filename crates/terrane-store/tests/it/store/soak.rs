@@ -17,7 +17,7 @@ use terrane_store::{
     BlockResult, CompletionQueue, EvictionKind, JobOptions, Priority, Store, TierId, WritePolicy,
 };
 use terrane_testkit::leaks::FREES_AT_ONCE;
-use terrane_testkit::process::in_child_with;
+use terrane_testkit::process::{allow_seconds, in_child_with};
 use terrane_testkit::random::Seeded;
 
 use super::harness::{assert_at_rest, builder, found, key, soon, submit_put};
@@ -164,6 +164,7 @@ fn session(directory: &Path, number: u64, totals: &Totals) {
 #[test]
 fn everything_at_once_leaves_no_wrong_byte_and_memory_flat() {
     in_child_with(TEST, &FREES_AT_ONCE, || {
+        allow_seconds(u32::try_from(seconds()).unwrap().saturating_add(600));
         let directory = tempfile::tempdir().unwrap();
         let totals = Totals::default();
         let end = Instant::now() + Duration::from_secs(seconds());
