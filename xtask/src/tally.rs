@@ -9,6 +9,8 @@ pub struct Tally {
     pub passed: u64,
     /// Tests that failed, and runners or steps that ended without a result.
     pub failed: u64,
+    /// The names of the failed tests and runners, where they are known.
+    pub failures: Vec<String>,
     /// The test or step that could not run.
     pub skips: Vec<Skip>,
 }
@@ -42,6 +44,7 @@ impl Tally {
     pub fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
+        self.failures.extend(other.failures);
         self.skips.extend(other.skips);
     }
 
@@ -49,6 +52,12 @@ impl Tally {
     pub fn skip(&mut self, name: &str, reason: &str) {
         println!("{name} does not run: {reason}");
         self.skips.push(Skip { name: name.to_owned(), reason: reason.to_owned() });
+    }
+
+    /// Counts and names failures of a runner.
+    pub fn fail(&mut self, count: u64, names: impl IntoIterator<Item = String>) {
+        self.failed += count;
+        self.failures.extend(names);
     }
 
     /// Counts one failure if no test reported any.
@@ -66,17 +75,22 @@ impl Tally {
         };
         let Some([passed, failed]) = lines.last().and_then(counts) else { return Self::default() };
         lines.pop();
-        let skips = lines.iter().rev().map_while(|line| Skip::parse(line)).count();
-        let skips = lines.split_off(lines.len() - skips);
-        Self { passed, failed, skips: skips.iter().filter_map(|line| Skip::parse(line)).collect() }
+        let name = |line: &String| line.strip_prefix("failed: ").map(str::to_owned);
+        let failures = take_last(lines, name);
+        let skips = take_last(lines, |line| Skip::parse(line));
+        Self { passed, failed, failures, skips }
     }
 
-    /// Returns every skip with its reason, and then one line with the three sums.
+    /// Returns every skip with its reason, the name of every failure, and then one line with the three
+    /// sums. The end of a long log is the part that is always kept, so failures are named there.
     pub fn summary(&self) -> String {
         let mut text = String::new();
         for skip in &self.skips {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "skipped: {}: {}", skip.name, skip.reason);
+        }
+        for name in &self.failures {
+            let _ = writeln!(text, "failed: {name}");
         }
         let _ = writeln!(
             text,
@@ -87,6 +101,12 @@ impl Tally {
         );
         text
     }
+}
+
+/// Removes the last lines, as far as they can be read, and returns what they say.
+fn take_last<T>(lines: &mut Vec<String>, read: impl Fn(&String) -> Option<T>) -> Vec<T> {
+    let count = lines.iter().rev().map_while(&read).count();
+    lines.split_off(lines.len() - count).iter().filter_map(read).collect()
 }
 
 #[cfg(test)]
@@ -115,20 +135,21 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_ends_with_the_three_sums() {
-        let mut tally = Tally { passed: 2, failed: 0, skips: Vec::new() };
-        tally.add(Tally {
-            passed: 1,
-            failed: 1,
-            skips: vec![Skip { name: "a".into(), reason: "b".into() }],
-        });
-        assert_eq!(tally.summary(), "skipped: a: b\n3 passed, 1 failed, 1 skipped\n");
+    fn the_summary_ends_with_the_failures_and_the_three_sums() {
+        let mut tally = Tally { passed: 2, ..Tally::default() };
+        let skips = vec![Skip { name: "a".into(), reason: "b".into() }];
+        let mut other = Tally { passed: 1, skips, ..Tally::default() };
+        other.fail(2, [String::from("it: c")]);
+        tally.add(other);
+        let summary = "skipped: a: b\nfailed: it: c\n3 passed, 2 failed, 1 skipped\n";
+        assert_eq!(tally.summary(), summary);
     }
 
     #[test]
     fn the_summary_is_read_back_from_the_end_of_an_output() {
         let skip = |name: &str| Skip { name: name.into(), reason: "b: c".into() };
-        let tally = Tally { passed: 2, failed: 1, skips: vec![skip("a"), skip("d")] };
+        let failures = vec![String::from("it: g"), String::from("it: h")];
+        let tally = Tally { passed: 2, failed: 2, failures, skips: vec![skip("a"), skip("d")] };
         let mut lines = vec![String::from("skipped: e: f"), String::from("other")];
         lines.extend(tally.summary().lines().map(String::from));
         assert_eq!(Tally::take_summary(&mut lines), tally);

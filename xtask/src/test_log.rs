@@ -26,6 +26,8 @@ struct Runner {
     /// Passed tests that printed a `skipped:` line. They are not counted as passed.
     skipped_themselves: u64,
     ignored: u64,
+    /// Tests that run for over 60 seconds. A runner that is killed for its time has one that hangs.
+    slow: Vec<String>,
     /// Whether the current section of captured output already has a `skipped:` line.
     section_skipped: bool,
     /// The reader's position in libtest's final report.
@@ -62,8 +64,9 @@ impl TestLog {
             let mut output = self.abandon_runner();
             if std::mem::take(&mut self.has_passed) {
                 // libtest has already reported its result, so the process failed when it exited.
-                self.tally.failed += 1;
-                output.push(format!("---- {} passed, and then failed as it exited", self.heading));
+                let how = "passed, and then failed as it exited";
+                self.tally.fail(1, [format!("{} {how}", short_heading(&self.heading))]);
+                output.push(format!("---- {} {how}", self.heading));
             }
             output.push(line.to_owned());
             return output;
@@ -97,7 +100,7 @@ impl TestLog {
         let ignored = count_before(counts, " ignored");
 
         self.tally.passed += passed.saturating_sub(runner.skipped_themselves);
-        self.tally.failed += failed;
+        self.tally.fail(failed, runner.failures(&short_heading(&self.heading)));
         let unnamed = ignored.saturating_sub(runner.ignored);
         self.tally.skips.extend(runner.skips);
         for _ in 0..unnamed {
@@ -125,8 +128,13 @@ impl TestLog {
         if runner.lines.is_empty() {
             return Vec::new();
         }
-        self.tally.failed += 1;
-        let mut output = vec![format!("---- {} ended without a result", self.heading)];
+        let how = "ended without a result";
+        let mut name = format!("{} {how}", short_heading(&self.heading));
+        if !runner.slow.is_empty() {
+            name += &format!(" during {}", runner.slow.join(", "));
+        }
+        self.tally.fail(1, [name]);
+        let mut output = vec![format!("---- {} {how}", self.heading)];
         output.extend(runner.lines);
         output
     }
@@ -152,10 +160,26 @@ impl Runner {
             self.skips.push(skip);
             self.ignored += 1;
         }
+        if let Some((name, rest)) = line.strip_prefix("test ").and_then(|line| line.split_once(' '))
+        {
+            match rest {
+                _ if rest.starts_with("has been running") => self.slow.push(name.to_owned()),
+                _ => self.slow.retain(|slow| slow != name),
+            }
+        }
         let passed_test = line.starts_with("test ") && line.ends_with(" ... ok");
         if self.part != Part::Successes && !passed_test {
             self.lines.push(line.to_owned());
         }
+    }
+
+    /// The names of the failed tests, behind that of the runner.
+    fn failures(&self, heading: &str) -> Vec<String> {
+        let name = |line: &String| {
+            let name = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
+            Some(format!("{heading}: {name}"))
+        };
+        self.lines.iter().filter_map(name).collect()
     }
 
     fn enter(&mut self, part: Part) {
@@ -320,6 +344,7 @@ error: test failed, to rerun pass `-p it --test it`
         assert!(output.contains("assertion failed: bytes differ"), "{output}");
         assert!(output.contains("to rerun pass `-p it --test it`"), "{output}");
         assert!(!output.contains("chatter of a good test"), "{output}");
+        assert_eq!(tally.failures, ["it: tests/it/main.rs: bad"]);
     }
 
     #[test]
@@ -327,7 +352,9 @@ error: test failed, to rerun pass `-p it --test it`
         let text = "\
      Running tests/it/main.rs (target/debug/deps/it-0123)
 
-running 2 tests
+running 3 tests
+test slow has been running for over 60 seconds
+test good has been running for over 60 seconds
 test good ... ok
 free(): double free detected
 error: test failed, to rerun pass `-p it --test it`
@@ -336,6 +363,7 @@ error: test failed, to rerun pass `-p it --test it`
         assert_eq!((tally.passed, tally.failed), (0, 1));
         assert!(output.contains("ended without a result"), "{output}");
         assert!(output.contains("double free"), "{output}");
+        assert_eq!(tally.failures, ["it: tests/it/main.rs ended without a result during slow"]);
     }
 
     #[test]
