@@ -21,6 +21,8 @@ import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SIGNATURES = os.path.join(os.path.dirname(HERE), "signatures")
+# The folder of the plugin `report`.
+TESTS = os.path.join(os.path.dirname(HERE), "tests")
 
 VLLM = ["test_fs_tier.py", "test_tiering_offloading.py"]
 
@@ -71,8 +73,9 @@ def run(plugin, paths, tests):
     """Runs pytest, and returns whether all tests passed."""
     environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
     before = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = os.pathsep.join([HERE, *paths, *([before] if before else [])])
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--noconftest", "-p", "no:cacheprovider", "-p", plugin]
+    environment["PYTHONPATH"] = os.pathsep.join([HERE, TESTS, *paths, *([before] if before else [])])
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-p", plugin]
+    command += ["-p", "report", "--report-lines", "-p", "no:terminal"]
     command += ["-o", "tmp_path_retention_policy=none", "--rootdir", os.path.dirname(tests[0]), *tests]
     return subprocess.run(command, env=environment, cwd=os.path.dirname(tests[0]), check=False).returncode == 0
 

@@ -96,7 +96,7 @@ def replace_manager(module):
 
 
 def pytest_collection_modifyitems(config, items):
-    replaced, kept, left_out = set(), [], []
+    replaced = set()
     for item in items:
         module, name = item.module, item.originalname or item.name
         path = module.__name__.rpartition(".")[2]
@@ -107,10 +107,5 @@ def pytest_collection_modifyitems(config, items):
         verdict = table.get(name) if path == "test_fs_tier" else table.get(name, RUN)
         if verdict is None:
             raise pytest.UsageError(f"{path}::{name} is not in the table of this plugin")
-        if verdict in (RUN, ADAPTED):
-            kept.append(item)
-        else:
-            left_out.append((f"{path}::{name}", verdict))
-    for name, reason in dict(left_out).items():
-        print(f"not applicable: {name}: {reason}")
-    items[:] = kept
+        if verdict not in (RUN, ADAPTED):
+            item.add_marker(pytest.mark.skip(reason=f"not applicable: {verdict}"))

@@ -20,12 +20,15 @@ const CRATE: &str = "terrane-python";
 /// The versions of Python that are tested in addition to `python3`, the newest first.
 const NEWER: [&str; 3] = ["3.14", "3.13", "3.12"];
 
+/// Tests of a minute that run in the newest Python alone: growth is that of the extension.
+const LONG: &str = "*/test_growth.py";
+
 /// The maximum size of a published wheel.
 const MOST_BYTES: u64 = 10 << 20;
 
 /// The tests that the GPU bundle runs on a real device, and their helpers.
-const ON_DEVICE: [&str; 4] =
-    ["conftest.py", "cuda_driver.py", "test_device.py", "gpu/test_torch.py"];
+const ON_DEVICE: [&str; 5] =
+    ["conftest.py", "report.py", "cuda_driver.py", "test_device.py", "gpu/test_torch.py"];
 
 /// The packages of the tests that run in any version of Python. NumPy is the machine's.
 const PURE: [&str; 7] =
@@ -111,7 +114,7 @@ pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> R
             pack(workspace, output.as_ref().unwrap_or(&default))
         }
         None if arguments.engines => {
-            let done = engines(workspace, arguments.release, arguments.bench.as_deref());
+            let done = engines(workspace, arguments, tally);
             if !arguments.keep {
                 remove(&folder(workspace).join("engines"))?;
             }
@@ -148,7 +151,12 @@ fn test(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Resu
         let tests = simulated::over_driver(workspace, tests, DEVICE)?;
         let tests = match &arguments.filter {
             Some(text) => tests.args(["-k", text]),
-            None => tests,
+            None if version == tested => tests,
+            None => {
+                let reason = format!("Python {tested} runs them");
+                tally.skip(&format!("python-{version}: the tests of 10,000 rounds"), &reason);
+                tests.args(["--ignore-glob", LONG])
+            }
         };
         run_counted(workspace, tests, &format!("python-{version}"), tally)?;
     }
@@ -156,8 +164,8 @@ fn test(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Resu
 }
 
 /// Runs the engines' own tests. Reuses their environment if it still exists.
-fn engines(workspace: &Workspace, is_release: bool, bench: Option<&Path>) -> Result<()> {
-    let wheel = wheel(workspace, is_release)?;
+fn engines(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
+    let wheel = wheel(workspace, arguments.release)?;
     let package = source(workspace)?;
     let requirements = package.join("requirements/engines.txt");
     let pinned = fs::read_to_string(&requirements).context("cannot read what the engines need")?;
@@ -188,8 +196,8 @@ fn engines(workspace: &Workspace, is_release: bool, bench: Option<&Path>) -> Res
             .args([Path::new("--sources"), &folder(workspace).join("sources")])
             .args([Path::new("--work"), &home.join("work")])
     };
-    run().run()?;
-    let Some(directory) = bench else { return Ok(()) };
+    run_counted(workspace, run(), "python-engines", tally)?;
+    let Some(directory) = &arguments.bench else { return Ok(()) };
     // The modules of vLLM and SGLang are from their published sources.
     let modules = run().arg("--rivals").stdout()?;
     python(&["-m", "terrane_kv.bench", "--rivals"])

@@ -96,7 +96,7 @@ pub fn run_under_own_runner(
 ) -> Result<()> {
     let folder = workspace.target().join("xtask");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let path = folder.join(log).with_extension("log");
+    let path = folder.join(format!("{log}.log"));
     let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
     let mut file = BufWriter::new(file);
 
