@@ -14,8 +14,9 @@ use crate::workspace::Workspace;
 /// unoptimised test several times slower, and `test` runs the full number.
 const PROPTEST_CASES: &str = "32";
 
-/// The sizes of the store's long tests, unless the variables are set, for the same reason.
-const STORE_SIZES: [(&str, &str); 5] = [
+/// The sizes of the longest tests, unless the variables are set, for the same reason.
+const SIZES: [(&str, &str); 6] = [
+    ("TERRANE_FORMAT_PAIRS", "4"),
     ("TERRANE_STORE_KILLS", "10"),
     ("TERRANE_STORE_STORE_KILLS", "4"),
     ("TERRANE_STORE_JOBS", "400"),
@@ -62,7 +63,7 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
     // are not reported, because tests leak completions on purpose to show that it is sound.
     let test = || -> Result<Tool> {
         let mut cargo = Tool::new(workspace, "rustup");
-        for (variable, size) in STORE_SIZES {
+        for (variable, size) in SIZES {
             cargo = cargo.default_env(variable, size);
         }
         Ok(with_nixl_for(workspace, cargo, &packages)?

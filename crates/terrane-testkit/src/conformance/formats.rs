@@ -106,9 +106,12 @@ pub struct Tried<F> {
 /// Converts every pair of equal shape and compares all bytes of the destination. Returns the number
 /// of transfers.
 ///
+/// If `TERRANE_FORMAT_PAIRS` is `n`, it converts one pair of `n`. The number that it returns is then
+/// that of all pairs, about: that of its transfers times `n`.
+///
 /// # Panics
 ///
-/// If a transfer is refused, fails, or copies a wrong byte.
+/// If a transfer is refused, fails, or copies a wrong byte, or if the variable is no number above 0.
 pub fn convert_all(
     manager: &TransferManager,
     access: &dyn PieceAccess,
@@ -117,12 +120,16 @@ pub fn convert_all(
 ) -> usize {
     let geometries = geometries();
     let mut random = Seeded::new(7);
-    let mut transfers = 0;
+    let (mut pairs, every, mut transfers) = (0_usize, one_pair_of(), 0);
     for (from_name, from) in geometries.iter().filter(|(name, _)| (sources.is_tried)(name)) {
         let source = (sources.endpoint)(from);
         let bytes = RegionBytes::scribble(&source, access, random.next_u64());
         for (to_name, to) in &geometries {
             if shapes(from) != shapes(to) || !(destinations.is_tried)(to_name) {
+                continue;
+            }
+            pairs += 1;
+            if !pairs.is_multiple_of(every) {
                 continue;
             }
             let destination = (destinations.endpoint)(to);
@@ -145,7 +152,12 @@ pub fn convert_all(
         }
         RegionBytes::of(&source, access).assert_equals(&bytes, from_name);
     }
-    transfers
+    transfers * every
+}
+
+#[expect(clippy::disallowed_methods, reason = "a slow build of the tests converts fewer pairs")]
+fn one_pair_of() -> usize {
+    std::env::var("TERRANE_FORMAT_PAIRS").map_or(1, |number| number.parse().unwrap())
 }
 
 /// Calls `check` with every pair of equal shape, whose source has random bytes, and with selections of
