@@ -318,7 +318,7 @@ impl StoreBuilder {
     }
 
     /// Sets the manager that copies between endpoints. Without it the store uses the default engines,
-    /// which cannot reach devices.
+    /// which cannot reach devices. The store copies up to 256 KiB of host memory for a job itself.
     pub fn manager(self, manager: &TransferManager) -> Self {
         Self { manager: Some(manager.clone()), ..self }
     }

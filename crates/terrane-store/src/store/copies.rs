@@ -4,6 +4,10 @@ use std::ptr;
 
 use terrane_storage::IoBuffer;
 
+/// At most so many bytes are copied at once on the thread of a caller, or on the store's own thread. It takes
+/// 20 microseconds or less.
+pub(crate) const MOST_AT_ONCE: u64 = 256 << 10;
+
 /// Copies the bytes of `from` to `to`, until one of the two ends.
 ///
 /// # Safety

@@ -1,5 +1,5 @@
-//! Gets that are one transfer from a tier of memory. They have no task, which would take longer to make
-//! than to look the blocks up.
+//! Gets of few blocks from one tier of memory. They have no task, which would take longer to make than to
+//! look the blocks up.
 
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,31 +9,38 @@ use std::time::Instant;
 use smallvec::{SmallVec, smallvec};
 use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
-use terrane_transfer::{EndSink, Endpoint, Report, TransferError, TransferManager};
+use terrane_transfer::{EndSink, Hold, Report, TransferError};
 
+use crate::store::copies::{self, MOST_AT_ONCE};
 use crate::store::get_plan::count_use;
 use crate::store::job::Job;
 use crate::store::options::JobOptions;
+use crate::store::presence::TierId;
 use crate::store::request::{Keys, Payload};
 use crate::store::result::BlockResult;
 use crate::store::room::PinnedSlot;
 use crate::store::shared::StoreCore;
 use crate::store::task::{EndParts, call_foreign};
-use crate::store::tier::{Tier, TierBlocks};
 use crate::store::transfers::{failed, transfer};
 
 /// In jobs of more blocks, a task is a small part of the work.
 const MOST_BLOCKS: usize = 8;
 
-/// The blocks of a get, all in the fastest tier of their room, for one transfer.
-pub(crate) struct DirectGet<'a> {
-    core: &'a Arc<StoreCore>,
-    manager: &'a TransferManager,
-    tier: &'a Tier,
-    memory: &'a TierBlocks,
-    to: &'a Endpoint,
+/// The blocks of a get, all in one tier of memory, which is their fastest.
+pub(crate) struct DirectGet {
+    tier: TierId,
     tokens: Option<u32>,
     pins: SmallVec<[PinnedSlot; 1]>,
+}
+
+/// A copy of few bytes between host memory and host memory, for the store's thread: a copy engine would
+/// wake another thread, which wakes the store's.
+struct ShortCopy {
+    // They drop in this order, also after a panic: the blocks and their endpoint are free before the
+    // outcome is published.
+    hold: Hold,
+    destination: Payload,
+    end: DirectEnd,
 }
 
 /// Receives the end of such a get's transfer.
@@ -51,24 +58,24 @@ struct DirectEnd {
     parts: Option<EndParts>,
 }
 
-/// Pins the blocks of a get if one transfer copies all of them. Otherwise they are unpinned again.
-pub(crate) fn find<'a>(
-    core: &'a Arc<StoreCore>,
+/// Pins the blocks of a get if one copy has all of them. Otherwise they are unpinned again.
+pub(crate) fn find(
+    core: &StoreCore,
     options: &JobOptions,
     keys: &Keys,
-    destination: &'a Payload,
-) -> Option<DirectGet<'a>> {
-    let (facts, to) = destination.facts().zip(destination.endpoint())?;
-    let manager = core.manager.as_ref()?;
+    destination: &Payload,
+) -> Option<DirectGet> {
+    let facts = destination.facts()?;
     let has_passed = |deadline: Instant| deadline <= Instant::now();
-    if keys.len() > MOST_BLOCKS
+    if core.manager.is_none()
+        || keys.len() > MOST_BLOCKS
         || options.layer_by_layer
         || options.deadline.is_some_and(has_passed)
     {
         return None;
     }
     let (group, info) = (options.group, core.group(options.group).ok()?);
-    let mut found: Option<DirectGet<'a>> = None;
+    let mut found: Option<DirectGet> = None;
     for index in 0..keys.len() {
         let (key, length) = (keys.hash(index), destination.length(index));
         let pin = core.pin(group, key)?;
@@ -79,33 +86,42 @@ pub(crate) fn find<'a>(
             return None;
         }
         match &mut found {
-            None => {
-                let pins = smallvec![pin];
-                found = Some(DirectGet { core, manager, tier, memory, to, tokens, pins });
-            }
-            Some(found) if found.tier.id == tier.id && found.tokens == tokens => {
-                found.pins.push(pin);
-            }
+            None => found = Some(DirectGet { tier: tier.id, tokens, pins: smallvec![pin] }),
+            Some(found) if found.tier == tier.id && found.tokens == tokens => found.pins.push(pin),
             Some(_) => return None,
         }
     }
     found
 }
 
-impl DirectGet<'_> {
-    /// Starts the transfer, whose end is that of the job.
+impl DirectGet {
+    /// Starts the copy, whose end is that of the job.
     pub(crate) fn start<G: Send + 'static>(
         self,
         (parts, options): (EndParts, &JobOptions),
-        (keys, destination): (&Keys, &Payload),
+        (keys, destination): (&Keys, Payload),
         guard: G,
     ) -> Job {
-        let Self { core, manager, memory, to, tokens, pins, .. } = self;
-        let control = Arc::clone(&parts.control);
-        let end = DirectEnd { pins, guard: Some(Box::new(guard)), parts: Some(parts) };
+        let Self { tier, tokens, pins } = self;
+        let (core, control) = (Arc::clone(&parts.core), Arc::clone(&parts.control));
         // The head of a prefix is used last, so that its tail is evicted first.
-        for (key, pin) in keys.hashes.iter().zip(&end.pins).rev() {
-            count_use(core, *key, pin);
+        for (key, pin) in keys.hashes.iter().zip(&pins).rev() {
+            count_use(&core, *key, pin);
+        }
+        let end = DirectEnd { pins, guard: Some(Box::new(guard)), parts: Some(parts) };
+        let memory = core.tiers.get(tier.index()).and_then(|tier| tier.blocks(options.group));
+        let (Some(memory), Some(to)) = (memory, destination.endpoint()) else {
+            drop(end);
+            return Job { control };
+        };
+        let is_short = memory.facts.is_host && destination.is_host() && end.bytes() <= MOST_AT_ONCE;
+        if is_short
+            && core.executor.has_empty_queue()
+            && let Ok(hold) = to.hold_for_write(destination.blocks())
+        {
+            let copy = ShortCopy { hold, destination, end };
+            core.executor.call(move || copy.run());
+            return Job { control };
         }
         let mut sources = SmallVec::<[u32; MOST_BLOCKS]>::new();
         end.pins.iter().for_each(|pin| sources.push(pin.block.slot));
@@ -113,6 +129,7 @@ impl DirectGet<'_> {
         let options = (tokens, options.deadline, options.device_order.as_ref());
         let blocks = (&sources[..], destination.blocks());
         let transfer = transfer((&memory.endpoint, to), blocks, options);
+        let Some(manager) = &core.manager else { return Job { control } };
         let submit = || manager.submit_to(transfer, Arc::clone(&sink));
         match catch_unwind(AssertUnwindSafe(submit)) {
             Ok(Ok(ticket)) => control.add_ticket(ticket),
@@ -126,6 +143,15 @@ impl DirectGet<'_> {
             Err(_) => tracing::error!("a copy engine panicked in a submission"),
         }
         Job { control }
+    }
+}
+
+impl ShortCopy {
+    fn run(self) {
+        let result = self.end.copy_to(&self.destination);
+        let Self { hold, destination, end } = self;
+        drop((hold, destination));
+        end.finish(result);
     }
 }
 
@@ -143,6 +169,25 @@ impl EndSink for DirectSink {
 }
 
 impl DirectEnd {
+    fn bytes(&self) -> u64 {
+        self.pins.iter().map(|pin| u64::from(pin.block.length)).sum()
+    }
+
+    /// Copies the blocks on this thread. Both ends are host memory, and the destination is held.
+    fn copy_to(&self, destination: &Payload) -> Result<(), BlockResult> {
+        let parts = self.parts.as_ref().ok_or(BlockResult::Cancelled)?;
+        for (index, pin) in self.pins.iter().enumerate() {
+            let from = parts.core.host_memory(pin).ok_or(BlockResult::Cancelled)?;
+            // SAFETY: the pin keeps the slot, whose block is only read. The hold keeps the destination,
+            // and other transfers from it.
+            #[expect(unsafe_code, reason = "the memory is named by addresses")]
+            unsafe {
+                copies::copy(&from, &destination.buffers(index));
+            }
+        }
+        Ok(())
+    }
+
     /// Releases the blocks, drops the guard, then publishes the outcome.
     fn finish(mut self, result: Result<(), BlockResult>) {
         let Some(parts) = &self.parts else { return };

@@ -1,17 +1,18 @@
 //! The thread that runs the tasks of jobs, and its timers.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use async_task::Runnable;
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use terrane_core::OwnerProcess;
-use terrane_core::sync::{lock, unpoisoned};
+use terrane_core::sync::lock;
 
 use crate::error::StoreError;
 
@@ -23,25 +24,26 @@ pub(crate) struct Executor {
 
 struct Shared {
     owner: OwnerProcess,
-    state: Mutex<State>,
-    changed: Condvar,
+    queue: Sender<Ready>,
+    ready: Receiver<Ready>,
+    timers: Mutex<Timers>,
     /// The tasks that have not ended.
     tasks: AtomicUsize,
-    /// That of the state, to read without its lock.
     is_stopping: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
-    ready: VecDeque<Ready>,
-    timers: BTreeMap<TimerKey, Waker>,
-    next_timer: u64,
+struct Timers {
+    wakers: BTreeMap<TimerKey, Waker>,
+    next: u64,
 }
 
 /// Work for the thread.
 enum Ready {
     Task(Runnable),
     Call(Box<dyn FnOnce() + Send>),
+    /// The thread looks at its timers and its end.
+    Look,
 }
 
 /// The time of a timer, and its number among those of that time.
@@ -60,11 +62,13 @@ pub(crate) struct LiveTask {
 
 impl Executor {
     pub(crate) fn new() -> Self {
+        let (queue, ready) = unbounded();
         Self {
             shared: Arc::new(Shared {
                 owner: OwnerProcess::current(),
-                state: Mutex::default(),
-                changed: Condvar::new(),
+                queue,
+                ready,
+                timers: Mutex::default(),
                 tasks: AtomicUsize::new(0),
                 is_stopping: AtomicBool::new(false),
             }),
@@ -107,16 +111,21 @@ impl Executor {
         self.shared.push(Ready::Call(Box::new(call)));
     }
 
+    /// Whether nothing is behind what the thread runs now. A hint: another thread may add work.
+    pub(crate) fn has_empty_queue(&self) -> bool {
+        self.shared.ready.is_empty()
+    }
+
     /// Wakes `waker` at this time, unless the timer drops first.
     pub(crate) fn timer(&self, at: Instant, waker: Waker) -> Timed {
-        let mut state = lock(&self.shared.state);
-        let key = (at, state.next_timer);
-        state.next_timer += 1;
-        state.timers.insert(key, waker);
-        let is_first = state.timers.keys().next() == Some(&key);
-        drop(state);
+        let mut timers = lock(&self.shared.timers);
+        let key = (at, timers.next);
+        timers.next += 1;
+        timers.wakers.insert(key, waker);
+        let is_first = timers.wakers.keys().next() == Some(&key);
+        drop(timers);
         if is_first {
-            self.shared.changed.notify_one();
+            self.shared.push(Ready::Look);
         }
         Timed { executor: self.clone(), key }
     }
@@ -124,37 +133,27 @@ impl Executor {
     /// Ends the thread when the last task has ended.
     pub(crate) fn stop(&self) {
         self.shared.is_stopping.store(true, Ordering::SeqCst);
-        self.shared.wake();
+        self.shared.push(Ready::Look);
     }
 
     fn run(&self) {
-        let mut state = lock(&self.shared.state);
+        let shared = &self.shared;
         loop {
-            let now = Instant::now();
-            let due = state.take_due(now);
-            let ready = std::mem::take(&mut state.ready);
-            if due.is_empty() && ready.is_empty() {
-                if self.shared.has_ended() {
-                    return;
-                }
-                state = match state.timers.keys().next() {
-                    None => unpoisoned(self.shared.changed.wait(state)),
-                    Some((at, _)) => {
-                        let left = at.saturating_duration_since(now);
-                        unpoisoned(self.shared.changed.wait_timeout(state, left)).0
-                    }
-                };
-                continue;
-            }
-            drop(state);
+            let (due, next) = lock(&shared.timers).take_due();
             for waker in due {
                 // A waker may run foreign code.
                 if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
                     tracing::error!("the waker of a timer panicked");
                 }
             }
-            ready.into_iter().for_each(run);
-            state = lock(&self.shared.state);
+            if shared.has_ended() && shared.ready.is_empty() {
+                return;
+            }
+            let received = match next {
+                None => shared.ready.recv().ok(),
+                Some(at) => shared.ready.recv_deadline(at).ok(),
+            };
+            received.into_iter().for_each(run);
         }
     }
 }
@@ -179,6 +178,7 @@ fn run(ready: Ready) {
             runnable.run();
         }
         Ready::Call(call) => call(),
+        Ready::Look => {}
     };
     if catch_unwind(AssertUnwindSafe(work)).is_err() {
         tracing::error!("the task of a job panicked");
@@ -192,26 +192,23 @@ impl Shared {
     }
 
     fn push(&self, ready: Ready) {
-        lock(&self.state).ready.push_back(ready);
-        self.changed.notify_one();
-    }
-
-    /// Wakes the thread, which may be between its look at the tasks and its wait.
-    fn wake(&self) {
-        drop(lock(&self.state));
-        self.changed.notify_one();
+        // It cannot fail: this value has a receiver, too.
+        let _ = self.queue.send(ready);
     }
 }
 
-impl State {
-    fn take_due(&mut self, now: Instant) -> Vec<Waker> {
+impl Timers {
+    /// Takes the wakers whose time has come. Returns the time of the next one, too.
+    fn take_due(&mut self) -> (Vec<Waker>, Option<Instant>) {
         let mut due = Vec::new();
-        while let Some(first) = self.timers.first_entry()
-            && first.key().0 <= now
-        {
+        while let Some(first) = self.wakers.first_entry() {
+            let (at, _) = *first.key();
+            if at > Instant::now() {
+                return (due, Some(at));
+            }
             due.push(first.remove());
         }
-        due
+        (due, None)
     }
 }
 
@@ -220,7 +217,7 @@ impl Drop for LiveTask {
         let shared = &self.executor.shared;
         shared.tasks.fetch_sub(1, Ordering::SeqCst);
         if shared.has_ended() {
-            shared.wake();
+            shared.push(Ready::Look);
         }
     }
 }
@@ -230,7 +227,7 @@ impl Drop for Timed {
         if !self.executor.shared.owner.is_current() {
             return;
         }
-        let waker = lock(&self.executor.shared.state).timers.remove(&self.key);
+        let waker = lock(&self.executor.shared.timers).wakers.remove(&self.key);
         // Foreign code, outside the lock.
         drop(waker);
     }

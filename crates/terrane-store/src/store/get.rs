@@ -9,7 +9,7 @@ use crate::slab::{SlabDirection, SlabRequest, SlabSink};
 use crate::store::arrivals::{Arrivals, SharedHold};
 use crate::store::claims::Claim;
 use crate::store::commit::not_read;
-use crate::store::copies;
+use crate::store::copies::{self, MOST_AT_ONCE};
 use crate::store::executor::yield_now;
 use crate::store::get_plan::Plan;
 use crate::store::load::Load;
@@ -19,9 +19,6 @@ use crate::store::room::PinnedSlot;
 use crate::store::task::JobTask;
 use crate::store::tier::count;
 use crate::store::transfers::{BlockCopy, CopyList, StartedCopy};
-
-/// Copies of more bytes do not run on the caller's thread: they would take it 20 microseconds or more.
-pub(crate) const MOST_ON_CALLER: u64 = 256 << 10;
 
 /// The parts of a get that its task waits for.
 struct Started {
@@ -99,7 +96,7 @@ impl Get<'_> {
         let reading = self.submit(from_disk).map(Box::new);
         let bytes: u64 = on_thread.iter().map(|(_, pin)| u64::from(pin.block.length)).sum();
         let mut started = Started { copies, reading, on_thread, relayed, waits };
-        if (1..=MOST_ON_CALLER).contains(&bytes) {
+        if (1..=MOST_AT_ONCE).contains(&bytes) {
             self.copy_out(std::mem::take(&mut started.on_thread));
         }
         started
@@ -158,20 +155,16 @@ impl Get<'_> {
 
     /// Copies blocks from host memory on this thread.
     fn copy_out(&mut self, blocks: Vec<(usize, PinnedSlot)>) {
-        let (core, group) = (&self.task.core, self.task.group);
+        let core = &self.task.core;
         let hold =
             self.destination.hold(blocks.iter().map(|(index, _)| *index), PayloadUse::Destination);
         for (index, pin) in blocks {
-            let tier = core.tiers.get(pin.room.tier.index());
-            let memory = tier.and_then(|tier| tier.blocks(group));
-            let (Some(tier), Some(memory), Ok(info)) = (tier, memory, core.group(group)) else {
-                continue;
-            };
+            let Some(tier) = core.tiers.get(pin.room.tier.index()) else { continue };
+            let Some(from) = core.host_memory(&pin) else { continue };
             if hold.is_err() {
                 self.set(index, BlockResult::failed(StoreError::SourceInUse));
                 continue;
             }
-            let from = memory.buffers(info, pin.block.slot, pin.block.length);
             // SAFETY: the pin keeps the slot, whose block is only read. The destination is valid until the
             // job has ended, and held against transfers.
             #[expect(unsafe_code, reason = "the memory is named by addresses")]

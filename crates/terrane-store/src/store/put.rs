@@ -10,9 +10,8 @@ use crate::store::arrivals::{Arrivals, SharedHold};
 use crate::store::builder::WritePolicy;
 use crate::store::claims::{Claim, ClaimKind, HeldClaim};
 use crate::store::commit::{Committed, Place, WrittenBlock, not_written};
-use crate::store::copies;
+use crate::store::copies::{self, MOST_AT_ONCE};
 use crate::store::executor::yield_now;
-use crate::store::get::MOST_ON_CALLER;
 use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::result::BlockResult;
 use crate::store::room::TakenSlots;
@@ -208,7 +207,7 @@ impl Put<'_> {
         }
         let mut spare = self.spare(tier, own.len());
         let bytes = own.iter().map(|own| u64::from(self.source.length(own.index))).sum::<u64>();
-        if bytes > MOST_ON_CALLER && !spare.is_empty() {
+        if bytes > MOST_AT_ONCE && !spare.is_empty() {
             yield_now().await;
         }
         for (tier, slots) in &mut spare {
@@ -275,7 +274,7 @@ impl Put<'_> {
             }
         };
         let bytes = own.iter().map(|own| u64::from(self.source.length(own.index))).sum::<u64>();
-        if bytes > MOST_ON_CALLER && self.source.is_host() {
+        if bytes > MOST_AT_ONCE && self.source.is_host() {
             yield_now().await;
         }
         let written = self.fill(tier, &taken, &own).await;

@@ -11,6 +11,7 @@ use terrane_transfer::TransferManager;
 
 use crate::KeyHash;
 use crate::error::StoreError;
+use crate::slab::SlabBuffers;
 use crate::store::claims::ClaimKind;
 use crate::store::counters::RecentCause;
 use crate::store::event::Events;
@@ -148,6 +149,14 @@ impl StoreCore {
     /// Pins a block in the fastest tier that has it.
     pub(crate) fn pin(&self, group: u16, key: KeyHash) -> Option<PinnedSlot> {
         self.tiers.iter().find_map(|tier| tier.room(group)?.pin(key))
+    }
+
+    /// The host memory of a block's bytes, if the host can address the tier.
+    pub(crate) fn host_memory(&self, pin: &PinnedSlot) -> Option<SlabBuffers> {
+        let group = pin.room.group;
+        let memory = self.tiers.get(pin.room.tier.index())?.blocks(group)?;
+        let info = self.group(group).ok().filter(|_| memory.facts.is_host)?;
+        Some(memory.buffers(info, pin.block.slot, pin.block.length))
     }
 
     fn lease(&self, group: u16, key: &[u8]) -> Option<LeasedSlot> {

@@ -1,4 +1,4 @@
-//! Gets that are one transfer from a tier of memory.
+//! Gets of few blocks from one tier of memory.
 
 use std::future::{Future, IntoFuture};
 use std::pin::pin;
@@ -20,7 +20,7 @@ use terrane_transfer::{
 };
 
 use super::harness::{assert_at_rest, content, key, keys, soon};
-use super::memory_tiers::{bytes_of, engine_layout, fill};
+use super::memory_tiers::{bytes_of, engine_layout_of, fill};
 use super::panics::{Panics, on_drop};
 
 /// A store of one host tier, whose engine holds copies on request.
@@ -38,11 +38,17 @@ impl Drop for Rig {
 }
 
 impl Rig {
-    /// A store that has the blocks 0 to 3, and 6 slots. The engine holds the next copies.
+    /// A rig whose blocks have 307,200 bytes: too much for the store's thread.
     fn new() -> Self {
+        Self::of(320)
+    }
+
+    /// A store that has the blocks 0 to 3, and 6 slots, with blocks of so many tokens. The engine holds
+    /// the next copies.
+    fn of(tokens: u32) -> Self {
         let engine = Arc::new(SimulatedEngine::new(SimulatedEngineOptions::default()));
         let manager = TransferManager::new([Arc::clone(&engine) as Arc<dyn CopyEngine>]);
-        let memory = Endpoint::new(engine_layout(16)).unwrap();
+        let memory = Endpoint::new(engine_layout_of(16, tokens)).unwrap();
         let slot = memory.layout().geometry().block_bytes().get().next_multiple_of(4096);
         let builder = Store::builder().group(BlockGroup::of_layout("kv", memory.layout()));
         let (store, _) = builder.host(ByteCount::new(6 * slot)).manager(&manager).open().unwrap();
@@ -296,4 +302,91 @@ fn a_forked_process_loses_the_job_of_its_parent() {
         assert!(job.wait().is_ok());
         rig.check_rest();
     });
+}
+
+/// The number of tokens of a block that the store's own thread copies.
+const SHORT: u32 = 8;
+
+#[test]
+fn a_short_copy_needs_no_engine() {
+    for count in [1, 3] {
+        let rig = Rig::of(SHORT);
+        let (sender, dropped) = mpsc::channel();
+        let guard = on_drop(move || sender.send(()).unwrap());
+        let outcome = rig.get(count, JobOptions::new().deadline(soon()), guard).wait();
+        let hits = u64::try_from(count).unwrap();
+        let bytes = rig.memory.layout().geometry().block_bytes().get() * hits;
+        assert!(outcome.is_ok() && outcome.results.len() == count, "{outcome:?}");
+        assert_eq!(outcome.bytes.get(), bytes);
+        dropped.try_recv().unwrap();
+        assert!((8..).zip(0..count).all(|(block, number)| rig.has(block, number)));
+        let tier = &rig.store.snapshot().tiers[0];
+        assert_eq!((tier.hits, tier.get_times.count()), (hits, hits));
+        // The blocks are free for other uses once the outcome is there.
+        drop(rig.memory.hold_for_write(&[8]).unwrap());
+        rig.check_rest();
+    }
+}
+
+#[test]
+fn the_first_tokens_of_a_block_arrive_and_the_others_stay() {
+    let rig = Rig::of(SHORT);
+    rig.engine.release_all();
+    fill(&rig.memory, 0, 7);
+    let source = Blocks::new(&rig.memory, &[0]).tokens(&[5]);
+    let put = rig.store.put(&keys(7..8), source, JobOptions::new(), ()).unwrap().wait();
+    assert!(put.is_ok(), "{put:?}");
+    rig.engine.hold();
+    fill(&rig.memory, 8, 999);
+    let to = Blocks::new(&rig.memory, &[8]).tokens(&[5]);
+    let outcome = rig.store.get(&keys(7..8), to, JobOptions::new(), ()).unwrap().wait();
+    assert!(outcome.is_ok(), "{outcome:?}");
+    assert_eq!(bytes_of(&rig.memory, 8, 5), bytes_of(&rig.memory, 0, 5));
+    fill(&rig.memory, 1, 999);
+    let rest = |block| {
+        bytes_of(&rig.memory, block, u32::MAX).len() - bytes_of(&rig.memory, block, 5).len()
+    };
+    assert_eq!(rest(8), 3 * 960);
+    let (found, before) = (bytes_of(&rig.memory, 8, u32::MAX), bytes_of(&rig.memory, 1, u32::MAX));
+    let changed = found.iter().zip(&before).filter(|(found, before)| found != before).count();
+    assert!(changed <= 5 * 960, "{changed} bytes changed");
+    rig.check_rest();
+}
+
+#[test]
+fn a_destination_in_use_refuses_a_short_copy_as_it_refuses_a_transfer() {
+    let rig = Rig::of(SHORT);
+    let hold = rig.memory.hold_for_read(&[8]).unwrap();
+    let to = Blocks::new(&rig.memory, &[8]);
+    let outcome = rig.store.get(&keys(0..1), to, JobOptions::new(), ()).unwrap().wait();
+    let [BlockResult::Failed(error)] = &outcome.results[..] else { panic!("{outcome:?}") };
+    assert!(error.to_string().contains("block 8"), "{error}");
+    drop(hold);
+    assert!(rig.get(1, JobOptions::new(), ()).wait().is_ok());
+    rig.check_rest();
+}
+
+#[test]
+fn an_engine_copies_what_would_wait_behind_other_work_of_the_store() {
+    let rig = Rig::of(SHORT);
+    let (enter, entered) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let guard = on_drop(move || {
+        enter.send(()).unwrap();
+        let _ = released.recv();
+    });
+    let get = |key: usize, block| {
+        let to = Blocks::new(&rig.memory, &[block]);
+        rig.store.get(&keys(key..key + 1), to, JobOptions::new(), ()).unwrap()
+    };
+    let running = rig.get(1, JobOptions::new(), guard);
+    entered.recv_timeout(Duration::from_secs(30)).unwrap();
+    let (behind, by_engine) = (get(1, 9), get(2, 10));
+    drop(release);
+    assert!(running.wait().is_ok() && behind.wait().is_ok());
+    assert!(!by_engine.has_ended());
+    rig.engine.release_all();
+    assert!(by_engine.wait().is_ok());
+    assert!(rig.has(8, 0) && rig.has(9, 1) && rig.has(10, 2));
+    rig.check_rest();
 }

@@ -166,11 +166,15 @@ fn a_store_of_memory_alone_works() {
 }
 
 pub fn config(blocks: u32) -> LayoutConfig {
+    config_of(blocks, 8)
+}
+
+fn config_of(blocks: u32, tokens: u32) -> LayoutConfig {
     LayoutConfig::builder()
         .num_blocks(blocks)
         .num_layers(3)
         .outer_dim(2)
-        .page_size(8)
+        .page_size(tokens)
         .num_heads(4)
         .inner_dim(4 * 20)
         .element(ElementFormat::Width(2))
@@ -180,8 +184,14 @@ pub fn config(blocks: u32) -> LayoutConfig {
 
 /// A layout with one region a layer, as engines have.
 pub fn engine_layout(blocks: u32) -> PhysicalLayout {
+    engine_layout_of(blocks, 8)
+}
+
+/// The same with blocks of so many tokens, of 960 bytes each.
+pub fn engine_layout_of(blocks: u32, tokens: u32) -> PhysicalLayout {
     let system = SystemAllocator::new(SystemOptions::default());
-    let layout = LayoutBuilder::new(config(blocks)).layer_separate(BlockDimension::Second);
+    let config = config_of(blocks, tokens);
+    let layout = LayoutBuilder::new(config).layer_separate(BlockDimension::Second);
     layout.allocate(&system).unregistered().build().unwrap()
 }
 
