@@ -184,8 +184,7 @@ fn a_cancellation_joins_no_thread_of_an_engine() {
     let manager = TransferManager::new([Arc::new(engine) as _]);
     let end = || endpoint(config(4), CONTIGUOUS);
     let [from, to] = [end(), end()];
-    let waits = WaitsInDrop(Some(blocker));
-    drop(manager.submit(Transfer::new(&from, &to).blocks(&[0], &[0]), waits).unwrap());
+    occupy(&manager, (&from, &to), blocker);
     let first = rig.manager.submit(rig.transfer(&[0], &[0]), ()).unwrap();
     let transfer = Transfer::new(&from, &to).blocks(&[1], &[1]).after(&first.ticket());
     let waiting = manager.submit(transfer, ()).unwrap();
@@ -207,6 +206,27 @@ impl Drop for WaitsInDrop {
     }
 }
 
+/// Copies block 0, and blocks the engine's thread at the end of the transfer until the sender of
+/// `blocker` drops. Returns once the transfer has ended.
+fn occupy(
+    manager: &TransferManager,
+    (from, to): (&Endpoint, &Endpoint),
+    blocker: mpsc::Receiver<()>,
+) {
+    // The transfer starts after its completion was dropped. Otherwise it might end before, and this
+    // thread would drop the guard.
+    let gate = from.hold_for_read(&[0]).unwrap();
+    let transfer = Transfer::new(from, to).blocks(&[0], &[0]).after(&gate.ticket());
+    let completion = manager.submit(transfer, WaitsInDrop(Some(blocker))).unwrap();
+    let ticket = completion.ticket();
+    drop(completion);
+    drop(gate);
+    // It ends before the guard drops.
+    while !ticket.has_ended() {
+        thread::yield_now();
+    }
+}
+
 fn one_thread() -> HostEngineOptions {
     HostEngineOptions { threads: NonZeroUsize::MIN, ..HostEngineOptions::default() }
 }
@@ -217,15 +237,9 @@ fn is_cancelled_in_the_queue(engine: Arc<dyn CopyEngine>, from: &Endpoint, to: &
     Pattern::new(1).fill(from).unwrap();
     Pattern::new(2).fill(to).unwrap();
     let (busy, blocker) = mpsc::channel::<()>();
-    let transfer = |blocks: &[u32]| Transfer::new(from, to).blocks(blocks, blocks);
-    let other = manager.submit(transfer(&[0]), WaitsInDrop(Some(blocker))).unwrap();
-    let ticket = other.ticket();
-    drop(other);
-    // The ticket ends before the guard drops.
-    while !ticket.has_ended() {
-        thread::yield_now();
-    }
-    let queued = manager.submit(transfer(&[1, 2]), ()).unwrap();
+    occupy(&manager, (from, to), blocker);
+    let transfer = Transfer::new(from, to).blocks(&[1, 2], &[1, 2]);
+    let queued = manager.submit(transfer, ()).unwrap();
     queued.cancel();
     drop(busy);
     assert!(!cancelled(&end_of(queued).result.unwrap_err()));

@@ -99,9 +99,11 @@ fn a_waiting_thread_copies_and_ends_the_transfer_while_the_engine_is_busy() {
     let (tell, told) = mpsc::channel();
     let timed_out = Arc::new(AtomicBool::new(false));
     let guard = WaitsInDrop { begun, told, timed_out: Arc::clone(&timed_out) };
-    // No other thread waits, so the engine's only thread drops the guard.
-    let first = Transfer::new(source, destination).blocks(&[0], &[0]);
+    // It starts after its completion was dropped, so the engine's only thread drops the guard.
+    let gate = source.hold_for_read(&[7]).unwrap();
+    let first = Transfer::new(source, destination).blocks(&[0], &[0]).after(&gate.ticket());
     drop(manager.submit(first, guard).unwrap_or_else(|rejected| panic!("refused: {rejected}")));
+    drop(gate);
     begins.recv().unwrap();
 
     let second = Transfer::new(source, destination).blocks(&[1, 2], &[3, 4]);
