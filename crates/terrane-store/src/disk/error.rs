@@ -278,28 +278,30 @@ impl fmt::Display for FailedOperation {
     }
 }
 
-/// A field in which a store differs from what its opener asked for.
+/// A field in which a store differs from what its opener requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldDifference {
     /// The name of the field: `folder`, `groups`, `group 0: slot bytes`, or a field of the namespace.
     pub field: String,
     /// The value in the store, if it has the field.
     pub stored: Option<String>,
-    /// The value that was asked for, if it was.
-    pub asked: Option<String>,
+    /// The requested value, if there is one.
+    pub requested: Option<String>,
 }
 
 impl fmt::Display for FieldDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { field, stored, asked } = self;
-        match (stored, asked) {
-            (Some(stored), Some(asked)) => {
-                write!(f, "{field} is {stored:?} in the store and {asked:?} was asked for")
+        let Self { field, stored, requested } = self;
+        match (stored, requested) {
+            (Some(stored), Some(requested)) => {
+                write!(f, "{field} is {stored:?} in the store and {requested:?} was requested")
             }
             (Some(stored), None) => {
                 write!(f, "{field} is {stored:?} in the store and was not given")
             }
-            (None, Some(asked)) => write!(f, "{field} is not in the store and {asked:?} was given"),
+            (None, Some(requested)) => {
+                write!(f, "{field} is not in the store and {requested:?} was given")
+            }
             (None, None) => write!(f, "{field}"),
         }
     }

@@ -132,9 +132,9 @@ impl Superblock {
         groups: &[GroupSlots],
     ) -> Vec<FieldDifference> {
         let mut found = Vec::new();
-        let mut compare = |field: String, stored: Option<String>, asked: Option<String>| {
-            if stored != asked {
-                found.push(FieldDifference { field, stored, asked });
+        let mut compare = |field: String, stored: Option<String>, requested: Option<String>| {
+            if stored != requested {
+                found.push(FieldDifference { field, stored, requested });
             }
         };
         let text = |text: &str| Some(text.to_owned());
@@ -145,20 +145,20 @@ impl Superblock {
         for (name, stored) in self.namespace.fields() {
             compare(name.clone(), text(stored), value(namespace, name));
         }
-        for (name, asked) in namespace.fields() {
+        for (name, requested) in namespace.fields() {
             if value(&self.namespace, name).is_none() {
-                compare(name.clone(), None, text(asked));
+                compare(name.clone(), None, text(requested));
             }
         }
         let count = |groups: &[GroupSlots]| Some(groups.len().to_string());
         compare("groups".into(), count(&self.groups), count(groups));
-        for (index, (stored, asked)) in self.groups.iter().zip(groups).enumerate() {
+        for (index, (stored, requested)) in self.groups.iter().zip(groups).enumerate() {
             let bytes = |group: &GroupSlots| Some(group.slot_bytes.to_string());
-            compare(format!("group {index}: slot bytes"), bytes(stored), bytes(asked));
+            compare(format!("group {index}: slot bytes"), bytes(stored), bytes(requested));
             let print = |group: &GroupSlots| {
                 Some(format!("{:032x}", u128::from_le_bytes(group.fingerprint)))
             };
-            compare(format!("group {index}: fingerprint"), print(stored), print(asked));
+            compare(format!("group {index}: fingerprint"), print(stored), print(requested));
         }
         found
     }

@@ -119,10 +119,10 @@ impl Get<'_> {
 
     fn add(&mut self, plan: &mut Plan, index: usize, pin: PinnedSlot) {
         let (core, group) = (&self.task.core, self.task.group);
-        let (stored, asked) = (pin.block.length, self.destination.length(index));
-        if stored != asked {
+        let (stored, requested) = (pin.block.length, self.destination.length(index));
+        if stored != requested {
             count(&core.counters.missed_length, 1);
-            return self.set(index, BlockResult::WrongLength { stored, asked });
+            return self.set(index, BlockResult::WrongLength { stored, requested });
         }
         let Some(tier) = core.tiers.get(pin.room.tier.index()) else { return };
         plan.count_hit(tier.id);

@@ -27,7 +27,7 @@ pub enum BlockResult {
         /// The bytes of the block.
         stored: u32,
         /// The bytes of the destination.
-        asked: u32,
+        requested: u32,
     },
     /// The deadline passed. The destination may have been written in part.
     TimedOut,
@@ -58,8 +58,8 @@ impl fmt::Display for BlockResult {
             Self::AlreadyStored => f.write_str("already stored"),
             Self::Absent => f.write_str("absent"),
             Self::Corrupt => f.write_str("damaged on disk; the block was dropped"),
-            Self::WrongLength { stored, asked } => {
-                write!(f, "the block has {stored} bytes and the destination {asked}")
+            Self::WrongLength { stored, requested } => {
+                write!(f, "the block has {stored} bytes and the destination {requested}")
             }
             Self::TimedOut => f.write_str("not done by the deadline"),
             Self::Cancelled => f.write_str("cancelled"),
@@ -77,7 +77,7 @@ pub enum NoRoom {
     /// Leases pin so many blocks that the job does not fit beside them.
     Pinned {
         /// The slots that the job needs at once.
-        asked: usize,
+        requested: usize,
         /// The slots that the tier has for the group.
         slots: usize,
         /// The slots that leases pin.
@@ -87,7 +87,7 @@ pub enum NoRoom {
     /// open the store with a larger tier.
     TierTooSmall {
         /// The slots that the job needs at once.
-        asked: usize,
+        requested: usize,
         /// The slots that the tier has for the group.
         slots: usize,
     },
@@ -102,14 +102,14 @@ pub enum NoRoom {
 impl fmt::Display for NoRoom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Pinned { asked, slots, pinned } => write!(
+            Self::Pinned { requested, slots, pinned } => write!(
                 f,
-                "slots asked for at once: {asked}, slots of the tier: {slots}, of which leases pin \
+                "slots requested at once: {requested}, slots of the tier: {slots}, of which leases pin \
                  {pinned}; release leases, or use smaller jobs"
             ),
-            Self::TierTooSmall { asked, slots } => write!(
+            Self::TierTooSmall { requested, slots } => write!(
                 f,
-                "slots asked for at once: {asked}, slots of the tier for the group: {slots}; use smaller \
+                "slots requested at once: {requested}, slots of the tier for the group: {slots}; use smaller \
                  jobs or a larger tier"
             ),
             Self::LeftHostTier { slots } => write!(

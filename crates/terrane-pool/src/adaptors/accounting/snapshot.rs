@@ -116,7 +116,7 @@ mod json {
     impl Snapshot {
         /// Returns the snapshot as JSON:
         /// `{"version": 1, "blocks": [{"kind": "device 0", "address": "0x…", "bytes": 512,
-        /// "asked": 300, "tag": "kv", "state": "live", "sequence": 7}, …]}`. `asked` is the requested bytes.
+        /// "requested": 300, "tag": "kv", "state": "live", "sequence": 7}, …]}`.
         ///
         /// Addresses are strings, because many readers of JSON lose the low bits of large numbers.
         ///
@@ -144,7 +144,7 @@ mod json {
             block.serialize_field("kind", &self.span.kind.to_string())?;
             block.serialize_field("address", &format!("{address:#x}"))?;
             block.serialize_field("bytes", &self.span.length.get())?;
-            block.serialize_field("asked", &self.requested.get())?;
+            block.serialize_field("requested", &self.requested.get())?;
             block.serialize_field("tag", self.tag.as_str())?;
             block.serialize_field("state", self.state.as_str())?;
             block.serialize_field("sequence", &self.sequence)?;

@@ -171,7 +171,7 @@ mod tests {
         let value: serde_json::Value = serde_json::from_str(&json).unwrap();
         let block = &value["blocks"][0];
         assert_eq!(value["version"], 1);
-        assert_eq!((&block["bytes"], &block["asked"]), (&512.into(), &3.into()));
+        assert_eq!((&block["bytes"], &block["requested"]), (&512.into(), &3.into()));
         assert_eq!((&block["tag"], &block["state"]), (&"weights \"a\"".into(), &"live".into()));
         assert_eq!(block["address"], "0x1000000000000000");
     }

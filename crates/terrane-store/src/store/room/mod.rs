@@ -350,12 +350,16 @@ impl RoomState {
     }
 
     /// Why a job that asks for so many slots does not fit, if it does not.
-    fn never(&self, asked: usize) -> Option<NoRoom> {
+    fn never(&self, requested: usize) -> Option<NoRoom> {
         let slots = to_usize(self.limit.into()).saturating_sub(self.quarantined.len());
-        if asked > slots {
-            return Some(NoRoom::TierTooSmall { asked, slots });
+        if requested > slots {
+            return Some(NoRoom::TierTooSmall { requested, slots });
         }
         let pinned = self.leases.len();
-        (slots.saturating_sub(pinned) < asked).then_some(NoRoom::Pinned { asked, slots, pinned })
+        (slots.saturating_sub(pinned) < requested).then_some(NoRoom::Pinned {
+            requested,
+            slots,
+            pinned,
+        })
     }
 }

@@ -130,10 +130,11 @@ fn a_job_with_more_blocks_than_the_tier_is_told_at_once() {
     put_ok(&store, &keys(0..4), BLOCK);
     let outcome = put(&store, &keys(10..15), BLOCK);
     for result in &outcome.results {
-        let BlockResult::NoRoom(NoRoom::TierTooSmall { asked: 5, slots: 4, .. }) = result else {
+        let BlockResult::NoRoom(NoRoom::TierTooSmall { requested: 5, slots: 4, .. }) = result
+        else {
             panic!("{result}")
         };
-        let text = "slots asked for at once: 5, slots of the tier for the group: 4; use smaller jobs or a \
+        let text = "slots requested at once: 5, slots of the tier for the group: 4; use smaller jobs or a \
                     larger tier";
         assert_eq!(result.to_string(), text);
     }
@@ -153,12 +154,12 @@ fn leases_keep_blocks_until_they_drop_or_their_time_is_over() {
     let Why::Present { is_pinned: true, .. } = store.why(0, &key(0)) else { panic!() };
     let begun = Instant::now();
     let outcome = put(&store, &keys(10..11), BLOCK);
-    let [BlockResult::NoRoom(NoRoom::Pinned { asked: 1, slots: 4, pinned: 4, .. })] =
+    let [BlockResult::NoRoom(NoRoom::Pinned { requested: 1, slots: 4, pinned: 4, .. })] =
         outcome.results[..]
     else {
         panic!("{outcome:?}")
     };
-    let text = "slots asked for at once: 1, slots of the tier: 4, of which leases pin 4; release leases, or \
+    let text = "slots requested at once: 1, slots of the tier: 4, of which leases pin 4; release leases, or \
                 use smaller jobs";
     assert_eq!(outcome.results[0].to_string(), text);
     assert!(begun.elapsed() < Duration::from_secs(5));
@@ -183,8 +184,8 @@ fn a_length_other_than_the_destinations_is_refused() {
     let store = open(directory.path(), BLOCK_BYTES, 4);
     put_ok(&store, &keys(0..1), BLOCK);
     let (outcome, blocks) = get(&store, &keys(0..1), BLOCK - 1, JobOptions::new());
-    let [BlockResult::WrongLength { stored, asked }] = outcome.results[..] else { panic!() };
-    assert_eq!((stored, asked), (BLOCK_BYTES, BLOCK_BYTES - 1));
+    let [BlockResult::WrongLength { stored, requested }] = outcome.results[..] else { panic!() };
+    assert_eq!((stored, requested), (BLOCK_BYTES, BLOCK_BYTES - 1));
     assert!(blocks[0].iter().all(|&byte| byte == 0xee));
     assert_eq!(store.snapshot().misses.wrong_length, 1);
 }

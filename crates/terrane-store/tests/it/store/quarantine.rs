@@ -64,7 +64,7 @@ fn a_slot_that_damages_two_blocks_is_not_used_until_the_store_is_opened_again() 
     assert_eq!((group(&store).blocks, group(&store).free), (3, 0));
     let outcome = put(&store, &keys(10..14), BLOCK);
     let is_small = |result: &BlockResult| {
-        matches!(result, BlockResult::NoRoom(NoRoom::TierTooSmall { asked: 4, slots: 3, .. }))
+        matches!(result, BlockResult::NoRoom(NoRoom::TierTooSmall { requested: 4, slots: 3, .. }))
     };
     assert!(outcome.results.iter().all(is_small), "{outcome:?}");
     assert_eq!(found(&store, &keys(0..3), BLOCK), [true; 3]);
