@@ -63,8 +63,8 @@ pub(crate) fn rerun(test: &str) -> Command {
     command
 }
 
-/// Marks each line of a child's output, because the reader of a test's output would take the child's
-/// result for that of the test.
+/// Marks each line of a child's output. Otherwise a reader of the log would count libtest's result line of
+/// the child as that of the test binary.
 pub(crate) fn quoted(output: &str) -> String {
     output.lines().map(|line| format!("| {line}\n")).collect()
 }

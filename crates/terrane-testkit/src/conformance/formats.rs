@@ -1,5 +1,7 @@
 //! Every named format converts into every other of equal shape.
 
+use std::num::NonZeroUsize;
+
 use terrane_core::Allocate;
 use terrane_layout::{Geometry, LayoutBuilder, SectionName, SectionShape};
 use terrane_transfer::{Endpoint, Transfer, TransferManager};
@@ -157,7 +159,8 @@ pub fn convert_all(
 
 #[expect(clippy::disallowed_methods, reason = "a slow build of the tests converts fewer pairs")]
 fn one_pair_of() -> usize {
-    std::env::var("TERRANE_FORMAT_PAIRS").map_or(1, |number| number.parse().unwrap())
+    let number = std::env::var("TERRANE_FORMAT_PAIRS");
+    number.map_or(1, |number| number.parse::<NonZeroUsize>().unwrap().get())
 }
 
 /// Calls `check` with every pair of equal shape, whose source has random bytes, and with selections of
