@@ -98,15 +98,16 @@ impl DirectGet {
     /// Starts the copy, whose end is that of the job.
     pub(crate) fn start<G: Send + 'static>(
         self,
+        core: &Arc<StoreCore>,
         (parts, options): (EndParts, &JobOptions),
         (keys, destination): (&Keys, Payload),
         guard: G,
     ) -> Job {
         let Self { tier, tokens, pins } = self;
-        let (core, control) = (Arc::clone(&parts.core), Arc::clone(&parts.control));
+        let control = Arc::clone(&parts.control);
         // The head of a prefix is used last, so that its tail is evicted first.
         for (key, pin) in keys.hashes.iter().zip(&pins).rev() {
-            count_use(&core, *key, pin);
+            count_use(core, *key, pin);
         }
         let end = DirectEnd { pins, guard: Some(Box::new(guard)), parts: Some(parts) };
         let memory = core.tiers.get(tier.index()).and_then(|tier| tier.blocks(options.group));

@@ -10,7 +10,6 @@ use crate::slab::{SlabDirection, SlabFailure, SlabRequest, SlabSink};
 use crate::store::arrivals::{Arrivals, SharedHold};
 use crate::store::claims::{Claim, ClaimKind, HeldClaim};
 use crate::store::commit::{Committed, Place, WrittenBlock, not_read};
-use crate::store::copies;
 use crate::store::presence::TierId;
 use crate::store::request::Keys;
 use crate::store::result::{BlockResult, NoRoom};
@@ -280,20 +279,14 @@ impl<'a> Load<'a> {
                     copies.add(tier, copy);
                 }
                 None if source.facts.is_host && memory.facts.is_host => {
-                    let hold = memory.hold(to);
-                    if let Err(result) = &hold {
-                        set(results, moving.own.index, result.clone());
-                        continue;
-                    }
+                    let bytes = source.buffers(info, block.slot, block.length);
                     // SAFETY: the pin keeps the source, and the other slot is this job's alone.
                     #[expect(unsafe_code, reason = "the memory is named by addresses")]
-                    unsafe {
-                        copies::copy(
-                            &source.buffers(info, block.slot, block.length),
-                            &memory.buffers(info, to, block.length),
-                        );
+                    let copied = unsafe { memory.copy_in(info, (to, block.length), &bytes) };
+                    match copied {
+                        Ok(()) => started.push(StartedCopy::done(tier, number)),
+                        Err(result) => set(results, moving.own.index, result),
                     }
-                    started.push(StartedCopy::done(tier, number));
                 }
                 None => {
                     let error = StoreError::OtherShape { group: task.group.into() };

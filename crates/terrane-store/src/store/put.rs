@@ -10,7 +10,7 @@ use crate::store::arrivals::{Arrivals, SharedHold};
 use crate::store::builder::WritePolicy;
 use crate::store::claims::{Claim, ClaimKind, HeldClaim};
 use crate::store::commit::{Committed, Place, WrittenBlock, not_written};
-use crate::store::copies::{self, MOST_AT_ONCE};
+use crate::store::copies::MOST_AT_ONCE;
 use crate::store::executor::yield_now;
 use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::result::BlockResult;
@@ -248,16 +248,13 @@ impl Put<'_> {
         let (Some(blocks), Ok(info)) = (blocks, core.group(self.task.group)) else { return };
         for (at, own) in own.iter().enumerate() {
             let Some(slot) = slots.slot(at) else { continue };
-            let Ok(_hold) = blocks.hold(slot) else {
-                slots.free(at);
-                continue;
-            };
-            let to = blocks.buffers(info, slot, self.source.length(own.index));
+            let (from, length) = (self.source.buffers(own.index), self.source.length(own.index));
             // SAFETY: the source is valid until the job has ended and the caller holds it against
             // transfers, and the slot is this job's alone.
             #[expect(unsafe_code, reason = "the memory is named by addresses")]
-            unsafe {
-                copies::copy(&self.source.buffers(own.index), &to);
+            let copied = unsafe { blocks.copy_in(info, (slot, length), &from) };
+            if copied.is_err() {
+                slots.free(at);
             }
         }
     }
@@ -366,16 +363,12 @@ impl Put<'_> {
             started.extend(copies.map(|each| task.start_copy((source, &blocks.endpoint), each)));
         }
         for (at, index, slot) in direct {
-            let slot_hold = blocks.hold(slot);
-            if slot_hold.is_ok() {
-                let to = blocks.buffers(info, slot, self.source.length(index));
-                // SAFETY: the source is valid until the job has ended and the caller holds it against
-                // transfers, and the slot is this job's alone.
-                #[expect(unsafe_code, reason = "the memory is named by addresses")]
-                unsafe {
-                    copies::copy(&self.source.buffers(index), &to);
-                }
-            } else if let Some(result) = results.get_mut(at) {
+            let (from, length) = (self.source.buffers(index), self.source.length(index));
+            // SAFETY: the source is valid until the job has ended and the caller holds it against
+            // transfers, and the slot is this job's alone.
+            #[expect(unsafe_code, reason = "the memory is named by addresses")]
+            let copied = unsafe { blocks.copy_in(info, (slot, length), &from) };
+            if let (Err(_), Some(result)) = (copied, results.get_mut(at)) {
                 *result = Err(BlockResult::failed(StoreError::SourceInUse));
             }
         }

@@ -80,7 +80,7 @@ pub(crate) fn get<K: AsRef<[u8]>, G: Send + 'static>(
     if let Some(found) = direct::find(core, &options, &keys, &destination) {
         let begun = begin_without_task(core, &options, keys.len());
         return match begun {
-            Ok(parts) => Ok(found.start((parts, &options), (&keys, destination), guard)),
+            Ok(parts) => Ok(found.start(core, (parts, &options), (&keys, destination), guard)),
             Err(cause) => Err(refuse(core, guard, cause)),
         };
     }

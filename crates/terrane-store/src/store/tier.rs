@@ -8,6 +8,7 @@ use terrane_transfer::{Endpoint, Hold, SlotSet};
 
 use crate::disk::Catalog;
 use crate::slab::{SlabBuffers, Slabs};
+use crate::store::copies;
 use crate::store::group::{EndpointFacts, GroupInfo, host_buffers};
 use crate::store::presence::TierId;
 use crate::store::result::BlockResult;
@@ -70,6 +71,25 @@ impl TierBlocks {
     /// a transfer that failed earlier may have left it incomplete.
     pub(crate) fn hold(&self, slot: u32) -> Result<Hold, BlockResult> {
         self.endpoint.hold_for_write(&[slot]).map_err(BlockResult::failed)
+    }
+
+    /// Copies a block of so many bytes from host memory to a slot on this thread, and holds the slot
+    /// meanwhile.
+    ///
+    /// # Safety
+    ///
+    /// `from` is valid for reads. No other code writes it, or uses the slot, during the call.
+    #[expect(unsafe_code, reason = "the memory is named by addresses")]
+    pub(crate) unsafe fn copy_in(
+        &self,
+        info: &GroupInfo,
+        (slot, length): (u32, u32),
+        from: &SlabBuffers,
+    ) -> Result<(), BlockResult> {
+        let _hold = self.hold(slot)?;
+        // SAFETY: the caller keeps the contract of the call. The slot is memory of this tier.
+        unsafe { copies::copy(from, &self.buffers(info, slot, length)) };
+        Ok(())
     }
 
     /// The first range of the memory of the slots, which an I/O queue may register.

@@ -10,7 +10,6 @@ use crate::slab::{SlabDirection, SlabRequest, SlabSink};
 use crate::store::arrivals::Arrivals;
 use crate::store::claims::{ClaimKind, HeldClaim};
 use crate::store::commit::{Place, WrittenBlock, not_written};
-use crate::store::copies;
 use crate::store::presence::TierId;
 use crate::store::result::BlockResult;
 use crate::store::room::{PinnedSlot, TakenSlots};
@@ -230,18 +229,12 @@ impl<'a> WriteDown<'a> {
                     copies.add(from.id, copy);
                 }
                 None if source.facts.is_host && memory.facts.is_host => {
-                    let hold = memory.hold(to);
-                    if let (Err(result), Some(slot)) = (&hold, copied.get_mut(at)) {
-                        *slot = Err(result.clone());
-                        continue;
-                    }
+                    let bytes = source.buffers(info, block.slot, block.length);
                     // SAFETY: the pin keeps the source, and the other slot is this job's alone.
                     #[expect(unsafe_code, reason = "the memory is named by addresses")]
-                    unsafe {
-                        copies::copy(
-                            &source.buffers(info, block.slot, block.length),
-                            &memory.buffers(info, to, block.length),
-                        );
+                    let result = unsafe { memory.copy_in(info, (to, block.length), &bytes) };
+                    if let (Err(result), Some(slot)) = (result, copied.get_mut(at)) {
+                        *slot = Err(result);
                     }
                 }
                 None => {
