@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import struct
@@ -599,6 +600,23 @@ def test_a_server_that_cannot_receive_memory_refuses_the_connection_until_it_can
         assert client.run("put", ["k"], spans(page), 0, 30.0) == ([True], None)
         client.close()
         process.stdin.close()
+
+
+def test_a_client_reads_the_reason_of_a_server_that_refuses_and_closes_at_once(served, monkeypatch):
+    _, path = served
+    send = socket.send_fds
+
+    def send_and_wait_for_the_end(connection, *arguments):
+        sent = send(connection, *arguments)
+        end = select.poll()
+        end.register(connection, 0)
+        assert end.poll(10_000) == [(connection.fileno(), select.POLLHUP)]
+        return sent
+
+    monkeypatch.setattr(socket, "send_fds", send_and_wait_for_the_end)
+    page = content(1)
+    with pytest.raises(RefusedError, match="other"):
+        Client(path, {"model": "other"}, BLOCK).run("get", ["k"], spans(page), 0, 30.0)
 
 
 def test_a_hello_without_its_memory_is_refused(served):

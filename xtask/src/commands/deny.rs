@@ -46,7 +46,7 @@ fn find(workspace: &Workspace) -> Option<PathBuf> {
     })
 }
 
-/// Compiles the pinned version from crates.io, with settings for a short compile time. It takes
+/// Compiles the pinned version of the registry, with settings for a short compile time. It takes
 /// about a minute on two cores. The unoptimised program checks this workspace in a second.
 fn install(workspace: &Workspace) -> Result<PathBuf> {
     let build = tools(workspace).join("build");

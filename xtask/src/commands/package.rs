@@ -123,7 +123,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (compiled, home) = (folder.path().join("debug"), folder.path().join("home"));
         let copy = home.join("registry/src/-03b006166a930c0d");
-        let index = home.join("registry/src/index.crates.io-1949");
+        let index = home.join("registry/src/index-1949cf8c6b5b557f");
         for folder in [&copy.join("terrane-core-0.1.0"), &index, &compiled.join("deps")] {
             fs::create_dir_all(folder).unwrap();
         }

@@ -1,4 +1,4 @@
-//! A published crate has the metadata that crates.io and docs.rs show.
+//! A published crate has the metadata that the registry and docs.rs show.
 
 use anyhow::Result;
 use cargo_metadata::Package;
@@ -7,7 +7,7 @@ use super::Problem;
 use crate::commands::doc::docs_rs;
 use crate::workspace::is_published;
 
-/// The maximum number of keywords on crates.io.
+/// The maximum number of keywords that the registry accepts.
 const MOST_KEYWORDS: usize = 5;
 
 /// Checks the manifest of a published crate.

@@ -118,7 +118,9 @@ def _send(connection, message, descriptors=()):
     content = json.dumps(message).encode()
     content = struct.pack(">I", len(content)) + content
     sent = socket.send_fds(connection, [content], descriptors) if descriptors else 0
-    connection.sendall(content[sent:])
+    # The other process may have answered and closed the connection. Even a send of no bytes would then fail.
+    if sent < len(content):
+        connection.sendall(content[sent:])
 
 
 def _receive(connection, patience, descriptors=0, may_wait=False):
