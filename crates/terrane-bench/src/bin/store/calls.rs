@@ -16,6 +16,9 @@ use crate::{Arguments, memory};
 const BLOCKS: u32 = 128;
 const BLOCK: u32 = 64 << 10;
 
+/// The number of jobs that a repeat measures.
+const JOBS_OF_A_REPEAT: u32 = 200;
+
 /// The maximum ratio of the time of a call to its baseline.
 const AT_MOST: f64 = 1.2;
 
@@ -34,8 +37,9 @@ pub fn measure<W: Write>(
     let memory = memory::memory(BLOCKS, BLOCK)?;
     let keys = memory::keys(1, BLOCKS);
     let ids: Vec<u32> = (0..BLOCKS).collect();
-    // Jobs are short, so each repeat measures many of them.
-    let repeats = settings.repeats.max(1) * 20;
+    // Jobs are short, so each repeat measures many of them. An idle CPU takes longer to wake for a
+    // time: the jobs of a repeat must last longer than that.
+    let repeats = settings.repeats.max(1).saturating_mul(JOBS_OF_A_REPEAT);
     if reporter.wants(&spans) {
         // Gets from disk, because their submission copies nothing.
         let folder = tempfile::tempdir_in(&arguments.directory)?;

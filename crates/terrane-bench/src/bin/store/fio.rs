@@ -12,10 +12,24 @@ pub fn reason_against() -> Option<String> {
     Some(format!("fio, a baseline, cannot be run: {error}"))
 }
 
-/// Runs one pass over `bytes` bytes of a file, with 32 requests in flight. Returns the rate in
-/// GB/s.
-pub fn pass(path: &Path, is_write: bool, block: u32, bytes: u64) -> Result<f64> {
+/// Reads or writes the first `bytes` bytes of a file for half a second, with 32 requests in flight.
+/// Returns the rate in GB/s. fio touches its buffers before that time.
+pub fn rate(path: &Path, is_write: bool, block: u32, bytes: u64) -> Result<f64> {
     let direction = if is_write { "write" } else { "read" };
+    let mut command = pass(path, direction, block, bytes);
+    command.args(["--time_based", "--ramp_time=500ms", "--runtime=500ms"]);
+    let report = report(&mut command)?;
+    let rate = report["jobs"][0][direction]["bw_bytes"].as_f64();
+    Ok(rate.context("fio's report has no rate")? / 1e9)
+}
+
+/// Writes the first `bytes` bytes of a file once.
+pub fn fill(path: &Path, block: u32, bytes: u64) -> Result<()> {
+    report(&mut pass(path, "write", block, bytes)).map(|_| ())
+}
+
+/// A pass over the first `bytes` bytes of a file.
+fn pass(path: &Path, direction: &str, block: u32, bytes: u64) -> Command {
     let mut command = start();
     command
         .args(["--name=pass", "--overwrite=1", "--iodepth=32", &format!("--rw={direction}")])
@@ -23,9 +37,7 @@ pub fn pass(path: &Path, is_write: bool, block: u32, bytes: u64) -> Result<f64> 
         .arg(format!("--size={bytes}"))
         // Puts fio's buffers on huge pages, as in the store.
         .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
-    let report = report(&mut command)?;
-    let rate = report["jobs"][0][direction]["bw_bytes"].as_f64();
-    Ok(rate.context("fio's report has no rate")? / 1e9)
+    command
 }
 
 /// Loads and stores with the rates of the store.

@@ -62,7 +62,7 @@ pub fn measure<W: Write>(arguments: &Arguments, reporter: &mut Reporter<W>) -> R
             let half = u64::from(BLOCK) * u64::from(LOADS * BLOCKS);
             // Writes the file before fio reads it.
             let _file = memory::file(&path, 2 * LOADS * BLOCKS, BLOCK)?;
-            fio::pass(&path, true, BLOCK, 2 * half)?;
+            fio::fill(&path, BLOCK, 2 * half)?;
             let mix = Mix {
                 path: &path,
                 load: u64::from(BLOCK * BLOCKS),
