@@ -1,6 +1,6 @@
 //! The endpoints, stores and keys of the measurements.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -34,12 +34,18 @@ pub fn memory(blocks: u32, block: u32) -> Result<Endpoint> {
     Ok(Endpoint::new(builder.allocate(&allocator).unregistered().build()?)?)
 }
 
-/// Creates blocks in a new file.
+/// Creates a file of blocks.
+pub fn create(path: &Path, blocks: u32, block: u32) -> Result<DiskFile> {
+    let size = layout(blocks, block)?.total_bytes();
+    DiskFile::create_new(path, size, &DiskOptions::default())
+        .with_context(|| format!("cannot make a file of {size} at {path:?}"))
+}
+
+/// The blocks of an existing file.
 pub fn file(path: &Path, blocks: u32, block: u32) -> Result<Endpoint> {
     let config = layout(blocks, block)?;
     let size = config.total_bytes();
-    let file = DiskFile::create_new(path, size, &DiskOptions::default())
-        .with_context(|| format!("cannot make a file of {size} at {path:?}"))?;
+    let file = DiskFile::open_existing(path, size, &DiskOptions::default())?;
     let region = Region::new(file).view(ByteCount::ZERO, size)?;
     let builder = LayoutBuilder::new(config).fully_contiguous().adopt([region]);
     Ok(Endpoint::new(builder.unregistered().build()?)?)
@@ -63,6 +69,14 @@ pub fn disk_store(directory: &Path, memory: &Endpoint, slots: u32) -> Result<Sto
         .namespace(namespace()?)
         .open()?;
     Ok(store)
+}
+
+/// The path of the slab file of a store on disk with one group.
+pub fn slab(directory: &Path) -> Result<PathBuf> {
+    let entries = std::fs::read_dir(directory)?;
+    let paths: Vec<PathBuf> =
+        entries.map(|entry| Ok(entry?.path().join("slab.0.000"))).collect::<Result<_>>()?;
+    paths.into_iter().find(|path| path.exists()).context("the store has no slab file")
 }
 
 pub fn namespace() -> Result<Namespace> {

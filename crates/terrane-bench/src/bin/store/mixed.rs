@@ -61,7 +61,7 @@ pub fn measure<W: Write>(arguments: &Arguments, reporter: &mut Reporter<W>) -> R
             let path = folder.path().join("file");
             let half = u64::from(BLOCK) * u64::from(LOADS * BLOCKS);
             // Writes the file before fio reads it.
-            let _file = memory::file(&path, 2 * LOADS * BLOCKS, BLOCK)?;
+            drop(memory::create(&path, 2 * LOADS * BLOCKS, BLOCK)?);
             fio::fill(&path, BLOCK, 2 * half)?;
             let mix = Mix {
                 path: &path,
