@@ -17,6 +17,12 @@ use crate::slab::cut::{Cut, CutLimits};
 use crate::slab::memory::{self, BounceDirection};
 use crate::slab::request::SlabFailure;
 
+/// The most bytes of a request of a load, if few bytes of loads are left, and if many are left. On a
+/// drive of 2 GB/s, a get of 64 blocks takes 1.5 % longer with 1 MiB instead of 512 KiB in the first
+/// case, and with 512 KiB or 4 MiB instead of 1 MiB in the second one.
+const SMALLEST_LOAD: u64 = 512 << 10;
+const LARGEST_LOAD: u64 = 1 << 20;
+
 /// A request in flight.
 pub(super) struct Part {
     block: usize,
@@ -71,13 +77,23 @@ impl Worker {
         loading < self.window.max((loading + left) / 4 * 3)
     }
 
+    /// The most bytes of the next request of a load.
+    ///
+    /// Small requests at the end leave few bytes to sum after the last one.
+    fn load_bytes(&self) -> u64 {
+        let granule = self.shared.files.granule().get();
+        let bytes = (self.loads_left / 128).clamp(SMALLEST_LOAD, LARGEST_LOAD);
+        self.request_bytes.min(bytes - bytes % granule).max(granule)
+    }
+
     /// Submits the next part of a block.
     fn submit_part(&mut self, key: usize) -> Result<(), StoreError> {
+        let load_bytes = self.load_bytes();
         let Some(block) = self.blocks.get_mut(key) else { return Ok(()) };
         let limits = CutLimits {
             granule: self.shared.files.granule().get(),
             memory_alignment: block.memory_alignment,
-            request: self.request_bytes,
+            request: if block.is_store() { self.request_bytes } else { load_bytes },
             bounce: self.bounce.largest(),
         };
         let begin = block.submitted.position;
