@@ -12,7 +12,7 @@
 //!   [`formats`]: every named format in small sizes.
 //! - [`conformance`]: the rules of every `Memory`, `Allocate`, `Register` and `CopyEngine`.
 //! - [`references`]: the transfer tests of vLLM, SGLang and LMCache, reimplemented.
-//! - [`damage`]: random changes of bytes.
+//! - [`damage`]: random changes of bytes; [`permutations`]: every order of some values.
 //! - [`strided`]: copies of cells with strides, and their expected bytes.
 //! - [`leaks`]: counts of open descriptors and mappings, before and after.
 //! - [`mounted`]: small file systems that a test can fill.
@@ -51,6 +51,7 @@ pub mod mounted;
 pub mod needs;
 pub mod pattern;
 pub mod peer;
+pub mod permutations;
 pub mod port;
 pub mod priced;
 pub mod process;

@@ -12,23 +12,13 @@ use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::model::Image;
 use terrane_testkit::pattern::{InProcess, PieceAccess};
+use terrane_testkit::permutations::{self, permutation};
 use terrane_transfer::{Endpoint, Transfer, TransferManager, WeakEndpoint};
 
 use super::support::*;
 use crate::support::posix;
 
 const TIMEOUT: Duration = Duration::from_secs(120);
-
-/// The permutation of five values with this number.
-fn order(mut number: usize) -> Vec<usize> {
-    let mut left: Vec<_> = (0..5).collect();
-    let mut next = |choices| {
-        let choice = left.remove(number % choices);
-        number /= choices;
-        choice
-    };
-    [5, 4, 3, 2, 1].map(&mut next).to_vec()
-}
 
 #[test]
 fn a_transfer_completes_in_any_order_of_drops() {
@@ -63,7 +53,7 @@ fn a_transfer_completes_in_any_order_of_drops() {
             Some(Box::new(local)),
             Some(Box::new(completion)),
         ];
-        for place in order(usize::try_from(number).unwrap()) {
+        for place in permutation(usize::try_from(number).unwrap(), 5) {
             drop(things[place].take());
         }
 
@@ -97,13 +87,13 @@ fn a_transfer_to_a_file_completes_in_any_order_of_drops() {
     let directory = tempfile::tempdir().unwrap();
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
     let all: Vec<u32> = (0..64).collect();
-    for number in 0..120 {
+    permutations::for_each(5, |number, order| {
         let here = AgentBuilder::unnamed().backend(posix()).build().unwrap();
         let name = here.name().clone();
         let end = |layout| Endpoint::new(layout).unwrap();
         let local = end(registered(&HeapAllocator::system(), &here, config(64), CONTIGUOUS));
         let file = end(registered(&files, &here, config(64), CONTIGUOUS));
-        Image::scribble(&local, &InProcess, number);
+        Image::scribble(&local, &InProcess, u64::try_from(number).unwrap());
         // Both have the same layout, so the file's bytes equal those of the memory.
         let region = &local.layout().regions()[0];
         let mut expected = vec![0; region.length().to_usize()];
@@ -126,7 +116,7 @@ fn a_transfer_to_a_file_completes_in_any_order_of_drops() {
             Some(Box::new(local)),
             Some(Box::new(completion)),
         ];
-        for place in order(usize::try_from(number).unwrap()) {
+        for &place in order {
             drop(things[place].take());
         }
 
@@ -136,7 +126,7 @@ fn a_transfer_to_a_file_completes_in_any_order_of_drops() {
         assert!(found == expected, "{what} the file is not what the memory was");
         assert!(weak.iter().all(WeakEndpoint::has_gone), "{what}");
         assert_eq!(descriptors_of(&opened), 1, "{what} the file is not closed");
-    }
+    });
 }
 
 /// The number of this process's descriptors of a file.
