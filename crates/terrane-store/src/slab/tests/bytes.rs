@@ -81,6 +81,17 @@ fn blocks_of_many_requests_come_back() {
 }
 
 #[test]
+fn a_large_block_is_written_by_one_request_and_read_by_requests_of_512_kib() {
+    let folder = tempfile::tempdir().unwrap();
+    let slabs = open_one(folder.path(), group(4 << 20, 1), &SlabOptions::default());
+    let content = vec![7; 4 << 20];
+    let checksum = write(&slabs, 0, &content);
+    assert_eq!(slabs.io_numbers().requests, 1);
+    assert_eq!(read(&slabs, 0, content.len(), checksum).unwrap(), content);
+    assert_eq!(slabs.io_numbers().requests, 1 + 8);
+}
+
+#[test]
 fn the_page_cache_serves_files_without_direct_io() {
     let folder = tempfile::tempdir().unwrap();
     let options = SlabOptions { direct: Requirement::Off, ..SlabOptions::default() };
