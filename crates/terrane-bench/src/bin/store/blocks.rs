@@ -1,8 +1,8 @@
 //! A get and a put of 64 blocks.
 //!
 //! The disk engine, the queue and fio use the slab file of the store, because the place of a file on
-//! the disk decides up to 10 % of a rate. They overwrite blocks of the store, whose checksums would
-//! find that. So a put precedes gets.
+//! the disk decides up to 10 % of a rate. Their writes damage the blocks of the store, so a put
+//! precedes each measurement.
 
 use std::io::Write;
 use std::path::Path;

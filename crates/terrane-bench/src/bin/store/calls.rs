@@ -37,8 +37,8 @@ pub fn measure<W: Write>(
     let memory = memory::memory(BLOCKS, BLOCK)?;
     let keys = memory::keys(1, BLOCKS);
     let ids: Vec<u32> = (0..BLOCKS).collect();
-    // Jobs are short, so each repeat measures many of them. An idle CPU takes longer to wake for a
-    // time: the jobs of a repeat must last longer than that.
+    // Jobs are short, and an idle CPU takes longer to wake in some periods than in others. So each
+    // repeat measures many jobs.
     let repeats = settings.repeats.max(1).saturating_mul(JOBS_OF_A_REPEAT);
     if reporter.wants(&spans) {
         // Gets from disk, because their submission copies nothing.
