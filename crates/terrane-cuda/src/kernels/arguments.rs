@@ -11,8 +11,6 @@
 //! - `terrane_transposed_copy_WIDTH(GridLaunch, TransposeSchedule)` copies the same cells by tiles in
 //!   shared memory. Each cell is one word, rows are contiguous at the source, and columns at the
 //!   destination.
-//! - `terrane_run_copy_WIDTH(RunLaunch, u32)` copies [`RunLaunch::count`] runs, which are contiguous
-//!   [`LaunchRun`]s at the address [`RunLaunch::runs`]. The second parameter only splits the work.
 //!
 //! Both parameters are passed by value. The order in which bytes are copied is undefined, and the
 //! width changes no result: it divides every address, stride and length that is used.
@@ -107,36 +105,6 @@ pub enum BlockIds {
     Inline = 2,
 }
 
-/// One contiguous copy of a [`RunLaunch`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct LaunchRun {
-    /// The address of the first byte to read.
-    pub source: u64,
-    /// The address of the first byte to write.
-    pub destination: u64,
-    /// The length, which may be 0.
-    pub bytes: u64,
-    /// The number of tiles in the runs before this one; [`RunLaunch::arrange`] sets it.
-    pub first_tile: u64,
-}
-
-/// A list of runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct RunLaunch {
-    /// The address of the first [`LaunchRun`], in memory that the device reads.
-    pub runs: u64,
-    /// The number of runs.
-    pub count: u32,
-    /// The total number of tiles.
-    pub tiles: u32,
-    /// The number of threads that share a tile, as a power of two.
-    pub lanes_log2: u32,
-    /// The width in bytes that divides every address and length.
-    pub width: u32,
-}
-
 impl GridLaunch {
     /// A copy without effect, to be filled in: one cell of no bytes.
     pub const EMPTY: Self = Self {
@@ -173,8 +141,6 @@ impl LaunchEnd {
 const _: () = assert!(size_of::<LaunchEnd>() == 80 && align_of::<LaunchEnd>() == 8);
 const _: () = assert!(size_of::<GridLaunch>() == 1216 && align_of::<GridLaunch>() == 8);
 const _: () = assert!(offset_of!(GridLaunch, inline_blocks) == 192);
-const _: () = assert!(size_of::<LaunchRun>() == 32 && align_of::<LaunchRun>() == 8);
-const _: () = assert!(size_of::<RunLaunch>() == 24 && align_of::<RunLaunch>() == 8);
 
 #[cfg(test)]
 mod tests {
@@ -206,7 +172,5 @@ mod tests {
             block_stride, layer_stride, outer_stride, row_stride, column_stride);
         in_order!(GridLaunch, "GridCopy": pairs, layers, outers, rows, columns, reserved, bytes,
             source, destination, inline_blocks);
-        in_order!(LaunchRun, "CopyRun": source, destination, bytes, first_tile);
-        in_order!(RunLaunch, "RunCopy": runs, count, tiles, lanes_log2, width);
     }
 }
