@@ -59,6 +59,7 @@ pub mod metrics;
 mod os_error;
 mod process;
 mod register;
+mod returned;
 pub mod sync;
 
 pub use allocate::limits::Limits;

@@ -212,17 +212,6 @@ pub enum CudaError {
         /// The maximum.
         most: u32,
     },
-    /// More runs, or longer runs, than one launch supports.
-    #[error(
-        "{runs} runs exceed one launch; the maximum is {most} runs and as many tiles; use several \
-         launches"
-    )]
-    TooManyRuns {
-        /// The number of runs.
-        runs: usize,
-        /// The maximum.
-        most: u32,
-    },
     /// Block ids that the copy does not carry.
     #[error(
         "{pairs} block ids from index {first} exceed the {most} that a launch carries; put them into \
@@ -236,9 +225,6 @@ pub enum CudaError {
         /// The number of ids that the copy carries.
         most: usize,
     },
-    /// Runs that did not come from `RunLaunch::arrange`.
-    #[error("the runs are not arranged; create the launch with `RunLaunch::arrange`")]
-    RunsNotArranged,
     /// A capability that a policy requires was not granted.
     #[error(transparent)]
     Capability(#[from] CapabilityMissing),

@@ -24,7 +24,7 @@
 //!   [run after](Stream::order) either, and a stream can [wait](Stream::wait_for_layers) for one
 //!   layer of a transfer. [`CudaStreams`] provides both to a pool, as its
 //!   [`FenceSource`](terrane_pool::FenceSource) and [`StreamSource`](terrane_pool::StreamSource).
-//! - [`Kernels`] copy many scattered cells ([`GridLaunch`]) or runs ([`RunLaunch`]) in one launch.
+//! - [`Kernels`] copy many scattered cells ([`GridLaunch`]) in one launch.
 //! - [`DeviceEngine`] copies blocks between layouts in the device's memory and in pinned memory,
 //!   for a [`TransferManager`](terrane_transfer::TransferManager). It copies by the [`CopyPath`]
 //!   that a [`Calibration`] predicts to be the fastest.
@@ -98,8 +98,7 @@ pub use engine::path::measure::CalibrationOptions;
 pub use engines::{EnginesOptions, WithDevices, engines};
 pub use error::CudaError;
 pub use kernels::{
-    BlockIds, CopyWidth, GridLaunch, INLINE_BLOCKS, KernelFigures, Kernels, LaunchEnd, LaunchRun,
-    RunLaunch,
+    BlockIds, CopyWidth, GridLaunch, INLINE_BLOCKS, KernelFigures, Kernels, LaunchEnd,
 };
 pub use memory::{
     DeviceAllocator, DeviceMemory, DevicePool, DevicePoolMemory, OrderedMemory, PinnedAllocator,

@@ -1,6 +1,5 @@
 //! The typestate builder: config, kind, memory, registration, build.
 
-use std::fmt;
 use std::sync::Arc;
 
 use terrane_core::{AgentName, Allocate, Limits, Memory, Region, Register, Registered};
@@ -219,17 +218,7 @@ pub struct BuildFailed {
     pub cause: LayoutError,
 }
 
-impl fmt::Display for BuildFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.cause, f)
-    }
-}
-
-impl std::error::Error for BuildFailed {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&self.cause)
-    }
-}
+terrane_core::delegate_error!(BuildFailed);
 
 /// Drops the regions and keeps the cause.
 impl From<BuildFailed> for LayoutError {

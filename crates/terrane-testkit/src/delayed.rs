@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use terrane_core::{
-    Allocate, AllocateError, ByteCount, CapabilityReport, DeviceAddress, Limits, Location, Memory,
-    RegionRequest, RegistrationRecord, StorageKind,
+    Allocate, AllocateError, ByteCount, CapabilityReport, DeviceAddress, Location, Memory,
+    RegionRequest, RegistrationRecord, StorageKind, delegate_allocate,
 };
 
 use terrane_core::sync::lock;
@@ -47,13 +47,7 @@ impl<A: Allocate> Delayed<A> {
 unsafe impl<A: Allocate> Allocate for Delayed<A> {
     type Memory = DelayedMemory<A::Memory>;
 
-    fn kind(&self) -> StorageKind {
-        self.upstream.kind()
-    }
-
-    fn limits(&self) -> Limits {
-        self.upstream.limits()
-    }
+    delegate_allocate!(self, self.upstream);
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         let memory = self.upstream.allocate(request)?;

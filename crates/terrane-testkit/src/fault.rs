@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use terrane_core::{Allocate, AllocateError, ByteCount, Label, Limits, RegionRequest, StorageKind};
+use terrane_core::{Allocate, AllocateError, ByteCount, Label, RegionRequest, delegate_allocate};
 
 use crate::delayed::Delayed;
 use crate::random::Seeded;
@@ -138,13 +138,7 @@ impl<A: Allocate> Faulty<A> {
 unsafe impl<A: Allocate> Allocate for Faulty<A> {
     type Memory = A::Memory;
 
-    fn kind(&self) -> StorageKind {
-        self.upstream.kind()
-    }
-
-    fn limits(&self) -> Limits {
-        self.upstream.limits()
-    }
+    delegate_allocate!(self, self.upstream);
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);

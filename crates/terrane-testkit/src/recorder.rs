@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex};
 use terrane_core::{
     AgentName, Allocate, AllocateError, BackendName, BackendOutcome, Limits, Memory, RegionRequest,
     Register, RegisterError, Registration, RegistrationRecord, Span, StorageKind,
+    delegate_allocate,
 };
 
 use terrane_core::sync::lock;
@@ -135,13 +136,7 @@ impl<A> RecordingAllocator<A> {
 unsafe impl<A: Allocate> Allocate for RecordingAllocator<A> {
     type Memory = RecordedMemory<A::Memory>;
 
-    fn kind(&self) -> StorageKind {
-        self.inner.kind()
-    }
-
-    fn limits(&self) -> Limits {
-        self.inner.limits()
-    }
+    delegate_allocate!(self, self.inner);
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         let memory = self.inner.allocate(request).inspect_err(|_| self.journal.note("refuse"))?;

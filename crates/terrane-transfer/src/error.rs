@@ -393,17 +393,7 @@ impl<G> fmt::Debug for Rejected<G> {
     }
 }
 
-impl<G> fmt::Display for Rejected<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.cause, f)
-    }
-}
-
-impl<G> std::error::Error for Rejected<G> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.cause.source()
-    }
-}
+terrane_core::delegate_error!(Rejected<G>);
 
 /// Drops the guard and keeps the cause.
 impl<G> From<Rejected<G>> for TransferError {

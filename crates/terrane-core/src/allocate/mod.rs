@@ -50,16 +50,50 @@ pub unsafe trait Allocate {
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError>;
 }
 
+/// Implements all methods of [`Allocate`] for an adaptor by delegation to its upstream, except
+/// [`allocate`](Allocate::allocate).
+///
+/// ```
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// use terrane_core::{Allocate, AllocateError, RegionRequest, delegate_allocate};
+///
+/// struct Counted<A> {
+///     upstream: A,
+///     calls: AtomicU64,
+/// }
+///
+/// // SAFETY: the memory is that of the upstream.
+/// unsafe impl<A: Allocate> Allocate for Counted<A> {
+///     type Memory = A::Memory;
+///
+///     delegate_allocate!(self, self.upstream);
+///
+///     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
+///         self.calls.fetch_add(1, Ordering::Relaxed);
+///         self.upstream.allocate(request)
+///     }
+/// }
+/// ```
+#[macro_export]
+macro_rules! delegate_allocate {
+    ($self:ident, $upstream:expr) => {
+        fn kind(&$self) -> $crate::StorageKind {
+            $crate::Allocate::kind(&$upstream)
+        }
+
+        fn limits(&$self) -> $crate::Limits {
+            $crate::Allocate::limits(&$upstream)
+        }
+    };
+}
+
 // SAFETY: the pointee allocates, and meets the contract.
 unsafe impl<A: Allocate + ?Sized> Allocate for &A {
     type Memory = A::Memory;
 
-    fn kind(&self) -> StorageKind {
-        (**self).kind()
-    }
-    fn limits(&self) -> Limits {
-        (**self).limits()
-    }
+    delegate_allocate!(self, **self);
+
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         (**self).allocate(request)
     }
@@ -69,12 +103,8 @@ unsafe impl<A: Allocate + ?Sized> Allocate for &A {
 unsafe impl<A: Allocate + ?Sized> Allocate for std::sync::Arc<A> {
     type Memory = A::Memory;
 
-    fn kind(&self) -> StorageKind {
-        (**self).kind()
-    }
-    fn limits(&self) -> Limits {
-        (**self).limits()
-    }
+    delegate_allocate!(self, **self);
+
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         (**self).allocate(request)
     }

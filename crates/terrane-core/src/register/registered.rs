@@ -1,7 +1,6 @@
 //! Memory together with its registration.
 
 use std::any::Any;
-use std::fmt;
 
 use crate::bytes::byte_count::ByteCount;
 use crate::capability::CapabilityReport;
@@ -107,17 +106,7 @@ pub struct RegistrationFailed<M> {
     pub cause: RegisterError,
 }
 
-impl<M> fmt::Display for RegistrationFailed<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.cause, f)
-    }
-}
-
-impl<M: fmt::Debug> std::error::Error for RegistrationFailed<M> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.cause.source()
-    }
-}
+crate::delegate_error!(RegistrationFailed<M>);
 
 /// Drops the memory and keeps the cause.
 impl<M> From<RegistrationFailed<M>> for RegisterError {

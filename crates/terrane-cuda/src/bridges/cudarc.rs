@@ -339,59 +339,42 @@ pub struct CudaArgument<'a, T>(Used<'a, T>);
 #[repr(transparent)]
 pub struct CudaArgumentMut<'a, T>(Used<'a, T>);
 
-// SAFETY: a launch copies a pointer-sized parameter from this value, whose first field is the
-// address. The launch's `unsafe` covers a kernel with a larger parameter.
-unsafe impl<T> DeviceRepr for CudaArgument<'_, T> {}
-// SAFETY: as for `CudaArgument`.
-unsafe impl<T> DeviceRepr for CudaArgumentMut<'_, T> {}
+macro_rules! launch_argument {
+    ($argument:ident) => {
+        // SAFETY: a launch copies a pointer-sized parameter from this value, whose first field is
+        // the address. The launch's `unsafe` covers a kernel with a larger parameter.
+        unsafe impl<T> DeviceRepr for $argument<'_, T> {}
 
-impl<T> DeviceSlice<T> for CudaArgument<'_, T> {
-    fn len(&self) -> usize {
-        self.0.len
-    }
+        impl<T> DeviceSlice<T> for $argument<'_, T> {
+            fn len(&self) -> usize {
+                self.0.len
+            }
 
-    fn stream(&self) -> &Arc<CudaStream> {
-        &self.0.on.cudarc_stream
-    }
+            fn stream(&self) -> &Arc<CudaStream> {
+                &self.0.on.cudarc_stream
+            }
+        }
+
+        impl<T> DevicePtr<T> for $argument<'_, T> {
+            fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+                self.0.pointer(stream)
+            }
+        }
+
+        impl<T> fmt::Debug for $argument<'_, T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
 }
 
-impl<T> DevicePtr<T> for CudaArgument<'_, T> {
-    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        self.0.pointer(stream)
-    }
-}
-
-impl<T> DeviceSlice<T> for CudaArgumentMut<'_, T> {
-    fn len(&self) -> usize {
-        self.0.len
-    }
-
-    fn stream(&self) -> &Arc<CudaStream> {
-        &self.0.on.cudarc_stream
-    }
-}
-
-impl<T> DevicePtr<T> for CudaArgumentMut<'_, T> {
-    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        self.0.pointer(stream)
-    }
-}
+launch_argument!(CudaArgument);
+launch_argument!(CudaArgumentMut);
 
 impl<T> DevicePtrMut<T> for CudaArgumentMut<'_, T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         self.0.pointer(stream)
-    }
-}
-
-impl<T> fmt::Debug for CudaArgument<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl<T> fmt::Debug for CudaArgumentMut<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 

@@ -1,5 +1,4 @@
-//! The arguments of the copy kernels, as the kernels read them, and the effect of each kernel. This
-//! module needs no device, so that an interpreter can execute a launch.
+//! The arguments of the copy kernels, as the kernels read them, and the effect of each kernel.
 //!
 //! # Entry points
 //!
@@ -7,21 +6,16 @@
 //! and `NAME_1`. It is launched with any number of one-dimensional blocks of 512 threads, and no
 //! dynamic shared memory:
 //!
-//! - `terrane_grid_copy_WIDTH(GridLaunch, GridSchedule)` copies every cell of the [`GridLaunch`].
-//!   [`GridLaunch::for_each_cell`] is the model of it in Rust. The second parameter only splits the
-//!   work among the threads.
+//! - `terrane_grid_copy_WIDTH(GridLaunch, GridSchedule)` copies every cell of the [`GridLaunch`]. The
+//!   second parameter only splits the work among the threads.
 //! - `terrane_transposed_copy_WIDTH(GridLaunch, TransposeSchedule)` copies the same cells by tiles in
 //!   shared memory. Each cell is one word, rows are contiguous at the source, and columns at the
 //!   destination.
-//! - `terrane_run_copy_WIDTH(RunLaunch, u32)` copies [`RunLaunch::count`] runs, which are contiguous
-//!   [`LaunchRun`]s at the address [`RunLaunch::runs`]. The second parameter only splits the work.
 //!
 //! Both parameters are passed by value. The order in which bytes are copied is undefined, and the
 //! width changes no result: it divides every address, stride and length that is used.
 
 use std::mem::offset_of;
-
-use terrane_core::convert::to_u64;
 
 /// The number of block ids that a [`GridLaunch`] carries itself, both ends together.
 pub const INLINE_BLOCKS: usize = 256;
@@ -111,36 +105,6 @@ pub enum BlockIds {
     Inline = 2,
 }
 
-/// One contiguous copy of a [`RunLaunch`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct LaunchRun {
-    /// The address of the first byte to read.
-    pub source: u64,
-    /// The address of the first byte to write.
-    pub destination: u64,
-    /// The length, which may be 0.
-    pub bytes: u64,
-    /// The number of tiles in the runs before this one; [`RunLaunch::arrange`] sets it.
-    pub first_tile: u64,
-}
-
-/// A list of runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct RunLaunch {
-    /// The address of the first [`LaunchRun`], in memory that the device reads.
-    pub runs: u64,
-    /// The number of runs.
-    pub count: u32,
-    /// The total number of tiles.
-    pub tiles: u32,
-    /// The number of threads that share a tile, as a power of two.
-    pub lanes_log2: u32,
-    /// The width in bytes that divides every address and length.
-    pub width: u32,
-}
-
 impl GridLaunch {
     /// A copy without effect, to be filled in: one cell of no bytes.
     pub const EMPTY: Self = Self {
@@ -155,76 +119,6 @@ impl GridLaunch {
         destination: LaunchEnd::AT_ZERO,
         inline_blocks: [0; INLINE_BLOCKS],
     };
-
-    /// Calls `visit` with the source address, destination address and length of every cell: the
-    /// model of the kernel's copy. `read_id` reads a `u32` of a list at an address, and
-    /// `read_address` a `u64` of a table.
-    ///
-    /// An inline id beyond the array counts as 0; [`Kernels::copy`](crate::Kernels::copy) refuses
-    /// such a copy.
-    pub fn for_each_cell(
-        &self,
-        mut read_id: impl FnMut(u64) -> u32,
-        mut read_address: impl FnMut(u64) -> u64,
-        mut visit: impl FnMut(u64, u64, u64),
-    ) {
-        for pair in 0..self.pairs {
-            let blocks = [&self.source, &self.destination].map(|end| match end.block_ids {
-                BlockIds::Identity => pair,
-                BlockIds::Listed => read_id(element(end.blocks, pair, size_of::<u32>())),
-                BlockIds::Inline => end.inline_block(self, pair).unwrap_or(0),
-            });
-            for layer in 0..self.layers {
-                let bases = [&self.source, &self.destination].map(|end| match end.bases {
-                    0 => 0,
-                    table => read_address(element(table, layer, size_of::<u64>())),
-                });
-                self.for_each_cell_of_layer(layer, blocks, bases, &mut visit);
-            }
-        }
-    }
-
-    /// The copy of `count` of the pairs, starting at `first`; `None` if there are fewer.
-    #[must_use]
-    pub fn of_pairs(&self, first: u32, count: u32) -> Option<Self> {
-        let end = first.checked_add(count)?;
-        if end > self.pairs {
-            return None;
-        }
-        let mut part = Self { pairs: count, ..*self };
-        for end in [&mut part.source, &mut part.destination] {
-            match end.block_ids {
-                BlockIds::Identity => {
-                    end.base =
-                        end.base.wrapping_add(u64::from(first).wrapping_mul(end.block_stride));
-                }
-                BlockIds::Listed => end.blocks = element(end.blocks, first, size_of::<u32>()),
-                BlockIds::Inline => end.first_inline = end.first_inline.checked_add(first)?,
-            }
-        }
-        Some(part)
-    }
-
-    fn for_each_cell_of_layer(
-        &self,
-        layer: u32,
-        [source_block, destination_block]: [u32; 2],
-        [source_base, destination_base]: [u64; 2],
-        visit: &mut impl FnMut(u64, u64, u64),
-    ) {
-        for outer in 0..self.outers {
-            for row in 0..self.rows {
-                for column in 0..self.columns {
-                    let inner = [layer, outer, row, column];
-                    visit(
-                        self.source.place(source_base, source_block, inner),
-                        self.destination.place(destination_base, destination_block, inner),
-                        self.bytes,
-                    );
-                }
-            }
-        }
-    }
 }
 
 impl LaunchEnd {
@@ -241,39 +135,12 @@ impl LaunchEnd {
         row_stride: 0,
         column_stride: 0,
     };
-
-    /// The id of a pair's block among the inline ids, if it is one of them.
-    fn inline_block(&self, grid: &GridLaunch, pair: u32) -> Option<u32> {
-        let index = usize::try_from(u64::from(self.first_inline) + u64::from(pair)).ok()?;
-        grid.inline_blocks.get(index).copied()
-    }
-
-    fn place(&self, base: u64, block: u32, [layer, outer, row, column]: [u32; 4]) -> u64 {
-        let steps = [
-            (block, self.block_stride),
-            (layer, self.layer_stride),
-            (outer, self.outer_stride),
-            (row, self.row_stride),
-            (column, self.column_stride),
-        ];
-        steps.iter().fold(self.base.wrapping_add(base), |place, (index, stride)| {
-            place.wrapping_add(u64::from(*index).wrapping_mul(*stride))
-        })
-    }
-}
-
-/// The address of an element of an array.
-fn element(first: u64, index: u32, size: usize) -> u64 {
-    let size = to_u64(size);
-    first.wrapping_add(u64::from(index).wrapping_mul(size))
 }
 
 // copy.cu asserts the same sizes.
 const _: () = assert!(size_of::<LaunchEnd>() == 80 && align_of::<LaunchEnd>() == 8);
 const _: () = assert!(size_of::<GridLaunch>() == 1216 && align_of::<GridLaunch>() == 8);
 const _: () = assert!(offset_of!(GridLaunch, inline_blocks) == 192);
-const _: () = assert!(size_of::<LaunchRun>() == 32 && align_of::<LaunchRun>() == 8);
-const _: () = assert!(size_of::<RunLaunch>() == 24 && align_of::<RunLaunch>() == 8);
 
 #[cfg(test)]
 mod tests {
@@ -305,82 +172,5 @@ mod tests {
             block_stride, layer_stride, outer_stride, row_stride, column_stride);
         in_order!(GridLaunch, "GridCopy": pairs, layers, outers, rows, columns, reserved, bytes,
             source, destination, inline_blocks);
-        in_order!(LaunchRun, "CopyRun": source, destination, bytes, first_tile);
-        in_order!(RunLaunch, "RunCopy": runs, count, tiles, lanes_log2, width);
-    }
-
-    /// Three blocks of two layers of two outers of 2 · 3 cells: from scattered blocks with one
-    /// region per layer to packed blocks.
-    fn sample() -> GridLaunch {
-        let mut grid = GridLaunch {
-            pairs: 3,
-            layers: 2,
-            outers: 2,
-            rows: 2,
-            columns: 3,
-            bytes: 4,
-            source: LaunchEnd {
-                base: 16,
-                bases: 1000,
-                block_ids: BlockIds::Inline,
-                first_inline: 5,
-                block_stride: 48,
-                outer_stride: 24,
-                row_stride: 12,
-                column_stride: 4,
-                ..LaunchEnd::default()
-            },
-            destination: LaunchEnd {
-                base: 5000,
-                block_stride: 96,
-                layer_stride: 48,
-                outer_stride: 24,
-                row_stride: 4,
-                column_stride: 8,
-                ..LaunchEnd::default()
-            },
-            ..GridLaunch::EMPTY
-        };
-        grid.inline_blocks[5..8].copy_from_slice(&[7, 0, 2]);
-        grid
-    }
-
-    fn cells(grid: &GridLaunch) -> Vec<(u64, u64, u64)> {
-        let mut cells = Vec::new();
-        let address = |at| match at {
-            1000 => 10_000,
-            1008 => 20_000,
-            _ => panic!("{at} is not in the table"),
-        };
-        let id = |at| u32::try_from(at).unwrap();
-        grid.for_each_cell(id, address, |from, to, bytes| cells.push((from, to, bytes)));
-        cells
-    }
-
-    #[test]
-    fn addresses_of_cells_follow_strides_bases_and_ids() {
-        let cells = cells(&sample());
-        assert_eq!(cells.len(), 3 * 2 * 2 * 2 * 3);
-        assert_eq!(cells[0], (10_016 + 7 * 48, 5000, 4));
-        assert_eq!(cells[1], (10_016 + 7 * 48 + 4, 5008, 4));
-        assert_eq!(cells[3], (10_016 + 7 * 48 + 12, 5004, 4));
-        assert_eq!(cells[6], (10_016 + 7 * 48 + 24, 5024, 4));
-        assert_eq!(cells[12], (20_016 + 7 * 48, 5048, 4));
-        assert_eq!(cells[71], (20_016 + 2 * 48 + 24 + 12 + 8, 5000 + 192 + 48 + 24 + 4 + 16, 4));
-    }
-
-    #[test]
-    fn copies_of_all_parts_of_the_pairs_are_the_whole_copy() {
-        let mut grid = sample();
-        let whole = cells(&grid);
-        let parts = [(0, 1), (1, 0), (1, 2)];
-        let part = |(first, count)| cells(&grid.of_pairs(first, count).unwrap());
-        assert_eq!(parts.map(part).concat(), whole);
-        assert_eq!(grid.of_pairs(2, 2), None);
-        assert_eq!(grid.of_pairs(u32::MAX, 2), None);
-        grid.source.block_ids = BlockIds::Listed;
-        grid.source.blocks = 40;
-        assert_eq!(cells(&grid)[24].0, 10_016 + 44 * 48);
-        assert_eq!(cells(&grid.of_pairs(1, 1).unwrap())[..], cells(&grid)[24..48]);
     }
 }

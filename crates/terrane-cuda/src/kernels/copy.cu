@@ -1,5 +1,5 @@
-// Kernels that copy many cells or runs. Each end is device memory, or pinned host memory at its
-// device address. `cargo xtask kernels build` compiles this file to copy.ptx.
+// Kernels that copy many cells. Each end is device memory, or pinned host memory at its device
+// address. `cargo xtask kernels build` compiles this file to copy.ptx.
 //
 // arguments.rs documents the parameters and the kernels. schedule.rs and transpose.rs split the
 // work. No thread waits for another thread block, so any number of thread blocks completes the work.
@@ -76,29 +76,12 @@ struct TransposeSchedule {
     Divisor layers;
 };
 
-struct CopyRun {
-    u64 source;
-    u64 destination;
-    u64 bytes;
-    u64 first_tile;
-};
-
-struct RunCopy {
-    u64 runs;
-    u32 count;
-    u32 tiles;
-    u32 lanes_log2;
-    u32 width;
-};
-
 // The structs have no padding, except at the end. arguments.rs and schedule.rs also check the sizes
 // and the order of the fields.
 static_assert(sizeof(CopyEnd) == 80, "CopyEnd");
 static_assert(sizeof(GridCopy) == 1216, "GridCopy");
 static_assert(sizeof(GridSchedule) == 104, "GridSchedule");
 static_assert(sizeof(TransposeSchedule) == 60, "TransposeSchedule");
-static_assert(sizeof(CopyRun) == 32, "CopyRun");
-static_assert(sizeof(RunCopy) == 24, "RunCopy");
 
 __device__ __forceinline__ u32 quotient(u32 number, const Divisor &divisor) {
     return divisor.value == 1 ? number : __umulhi(number, divisor.multiplier) >> divisor.shift;
@@ -363,54 +346,12 @@ __device__ __forceinline__ void copy_transposed(const GridCopy &grid,
     }
 }
 
-// A worker is a power of two of adjacent threads. Each worker copies `tiles_per_worker` consecutive
-// tiles, which may belong to several runs.
-template <typename Word>
-__device__ __forceinline__ void copy_runs(const RunCopy &copy, u32 tiles_per_worker) {
-    u32 thread = blockIdx.x * BLOCK_THREADS + threadIdx.x;
-    u32 lanes = 1u << copy.lanes_log2;
-    u32 lane = thread & (lanes - 1);
-    u64 first = static_cast<u64>(thread >> copy.lanes_log2) * tiles_per_worker;
-    u64 end = first + tiles_per_worker;
-    end = end < copy.tiles ? end : copy.tiles;
-    if (first >= end) {
-        return;
-    }
-    const CopyRun *runs = reinterpret_cast<const CopyRun *>(copy.runs);
-    // Binary search: the last run that begins at or before the first tile is in low..high.
-    u32 low = 0;
-    u32 high = copy.count;
-    while (high - low > 1) {
-        u32 middle = low + (high - low) / 2;
-        if (runs[middle].first_tile <= first) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    CopyRun run = runs[low];
-    u64 tile_words = static_cast<u64>(lanes) * IN_FLIGHT;
-    for (u64 tile = first; tile < end; ++tile) {
-        u64 word = (tile - run.first_tile) * tile_words;
-        while (word >= run.bytes / sizeof(Word) && low + 1 < copy.count) {
-            run = runs[++low];
-            word = (tile - run.first_tile) * tile_words;
-        }
-        Places places = {run.source, run.destination};
-        copy_tile<Word>(places, word, run.bytes / sizeof(Word), lane, lanes);
-    }
-}
-
 // One entry point per word width. Two thread blocks fit on a multiprocessor.
 #define TERRANE_COPIES(WIDTH, WORD)                                                                \
     static_assert(sizeof(WORD) == WIDTH, "the width of a word");                                  \
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2) terrane_grid_copy_##WIDTH(      \
         const __grid_constant__ GridCopy grid, const __grid_constant__ GridSchedule schedule) {    \
         copy_grid<WORD>(grid, schedule);                                                           \
-    }                                                                                              \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2) terrane_run_copy_##WIDTH(       \
-        const __grid_constant__ RunCopy copy, u32 tiles_per_worker) {                              \
-        copy_runs<WORD>(copy, tiles_per_worker);                                                   \
     }                                                                                              \
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2) terrane_transposed_copy_##WIDTH( \
         const __grid_constant__ GridCopy grid,                                                     \

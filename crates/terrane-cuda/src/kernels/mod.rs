@@ -25,7 +25,7 @@ use crate::runtime::stream::Stream;
 
 pub(crate) use sums::BLOCK_WARPS;
 
-pub use arguments::{BlockIds, GridLaunch, INLINE_BLOCKS, LaunchEnd, LaunchRun, RunLaunch};
+pub use arguments::{BlockIds, GridLaunch, INLINE_BLOCKS, LaunchEnd};
 pub use width::CopyWidth;
 
 /// The result of `cargo xtask kernels build` for copy.cu.
@@ -38,15 +38,6 @@ const GRID_COPIES: [&CStr; 5] = [
     c"terrane_grid_copy_4",
     c"terrane_grid_copy_8",
     c"terrane_grid_copy_16",
-];
-
-/// The entry points, in the order of [`CopyWidth::ALL`].
-const RUN_COPIES: [&CStr; 5] = [
-    c"terrane_run_copy_1",
-    c"terrane_run_copy_2",
-    c"terrane_run_copy_4",
-    c"terrane_run_copy_8",
-    c"terrane_run_copy_16",
 ];
 
 /// The entry points, in the order of [`CopyWidth::ALL`].
@@ -70,7 +61,6 @@ pub struct Kernels(Arc<Loaded>);
 struct Loaded {
     module: Module,
     grid_copies: [CUfunction; 5],
-    run_copies: [CUfunction; 5],
     transposed_copies: [CUfunction; 5],
     /// The checksum kernels, or the reason why the driver does not compile them. Empty if memory
     /// was short.
@@ -105,10 +95,10 @@ impl Kernels {
     /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
     pub fn load(context: &Context) -> Result<Self, CudaError> {
         let module = Module::load(context, PTX)?;
-        let (grid_copies, run_copies) = (module.find(GRID_COPIES)?, module.find(RUN_COPIES)?);
+        let grid_copies = module.find(GRID_COPIES)?;
         let transposed_copies = module.find(TRANSPOSED_COPIES)?;
         let sums = OnceLock::new();
-        let loaded = Loaded { module, grid_copies, run_copies, transposed_copies, sums };
+        let loaded = Loaded { module, grid_copies, transposed_copies, sums };
         let kernels = Self(Arc::new(loaded));
         // With lazy loading, a query of its figures loads a kernel onto the device. Without this
         // query, the first launch would load it and wait for the device.
@@ -170,44 +160,6 @@ impl Kernels {
         unsafe { self.launch(stream, function, schedule.blocks(thread_blocks), &mut parameters) }
     }
 
-    /// Submits the copies of a list of runs, prepared by [`RunLaunch::arrange`], by at most
-    /// `thread_blocks` blocks, as for [`copy`](Self::copy).
-    ///
-    /// # Errors
-    ///
-    /// [`CudaError::NoThreadBlocks`], [`CudaError::WrongContext`], [`CudaError::RunsNotArranged`]:
-    /// nothing is submitted then. [`CudaError::Driver`], [`CudaError::DeviceLost`].
-    ///
-    /// # Safety
-    ///
-    /// Until the stream has passed the copy, these kernels are loaded. [`runs`](RunLaunch::runs) is
-    /// the address of the list as it was arranged with this copy. The runs and the list are memory
-    /// that the stream's device can access at the given address. Nothing writes the bytes that are
-    /// read, and nothing else reads or writes the destinations. No destination overlaps another or
-    /// a source.
-    pub unsafe fn copy_runs(
-        &self,
-        stream: &Stream,
-        runs: &RunLaunch,
-        thread_blocks: u32,
-    ) -> Result<(), CudaError> {
-        let width = CopyWidth::ALL.into_iter().find(|width| runs.width == u32::from(width.bytes()));
-        let Some(width) = width.filter(|_| (1..=5).contains(&runs.lanes_log2)) else {
-            return Err(CudaError::RunsNotArranged);
-        };
-        self.check_launch(stream, thread_blocks)?;
-        if runs.tiles == 0 {
-            return Ok(());
-        }
-        let (blocks, share) = runs.shares(thread_blocks);
-        let mut parameters =
-            [ptr::from_ref(runs).cast_mut().cast(), ptr::from_ref(&share).cast_mut().cast()];
-        let function = pick(&self.0.run_copies, width);
-        // SAFETY: the function takes a `RunLaunch` and a number. The caller guarantees that the copy
-        // they describe is allowed.
-        unsafe { self.launch(stream, function, blocks, &mut parameters) }
-    }
-
     /// The driver's figures for each kernel. Loads the checksum kernels, if they are not loaded.
     ///
     /// # Errors
@@ -220,9 +172,8 @@ impl Kernels {
     }
 
     fn figures_of_copies(&self) -> Result<Vec<KernelFigures>, CudaError> {
-        let Loaded { grid_copies, run_copies, transposed_copies, .. } = &*self.0;
+        let Loaded { grid_copies, transposed_copies, .. } = &*self.0;
         let mut figures = self.figures_of_all(GRID_COPIES, grid_copies)?;
-        figures.extend(self.figures_of_all(RUN_COPIES, run_copies)?);
         figures.extend(self.figures_of_all(TRANSPOSED_COPIES, transposed_copies)?);
         Ok(figures)
     }
@@ -341,27 +292,22 @@ mod tests {
     #[test]
     fn every_entry_point_moves_words_of_its_width() {
         let words = ["u8", "u16", "u32", "v2.u32", "v4.u32"];
-        for (copies, parameters) in [(GRID_COPIES, [1216, 104]), (RUN_COPIES, [24, 0])] {
-            for (name, word) in copies.into_iter().zip(words) {
-                let body = body(name);
-                for access in ["ld.global.cg", "st.global.cs"] {
-                    let wide = format!("{access}.{word}");
-                    assert!(body.contains(&wide), "{name:?} has no {wide}");
-                }
-                let others = words.iter().filter(|&&other| other != word);
-                for other in others {
-                    let store = format!("st.global.cs.{other} ");
-                    assert!(!body.contains(&store), "{name:?} has {store}");
-                }
-                // A kernel stores only the copied words, and spills no register.
-                assert!(!body.contains(".local"), "{name:?}");
-                assert_eq!(body.matches("st.").count(), body.matches("st.global.cs.").count());
-                let first = format!("_param_0[{}]", parameters[0]);
-                assert!(body.contains(&first), "{name:?} does not take {first}");
-                if parameters[1] != 0 {
-                    let second = format!("_param_1[{}]", parameters[1]);
-                    assert!(body.contains(&second), "{name:?} does not take {second}");
-                }
+        for (name, word) in GRID_COPIES.into_iter().zip(words) {
+            let body = body(name);
+            for access in ["ld.global.cg", "st.global.cs"] {
+                let wide = format!("{access}.{word}");
+                assert!(body.contains(&wide), "{name:?} has no {wide}");
+            }
+            let others = words.iter().filter(|&&other| other != word);
+            for other in others {
+                let store = format!("st.global.cs.{other} ");
+                assert!(!body.contains(&store), "{name:?} has {store}");
+            }
+            // A kernel stores only the copied words, and spills no register.
+            assert!(!body.contains(".local"), "{name:?}");
+            assert_eq!(body.matches("st.").count(), body.matches("st.global.cs.").count());
+            for parameter in ["_param_0[1216]", "_param_1[104]"] {
+                assert!(body.contains(parameter), "{name:?} does not take {parameter}");
             }
         }
     }

@@ -16,9 +16,7 @@
 use std::mem::offset_of;
 
 use crate::error::CudaError;
-use crate::kernels::arguments::{
-    BlockIds, GridLaunch, INLINE_BLOCKS, LaunchEnd, LaunchRun, RunLaunch,
-};
+use crate::kernels::arguments::{BlockIds, GridLaunch, INLINE_BLOCKS, LaunchEnd};
 use crate::kernels::width::CopyWidth;
 
 /// The threads of a block.
@@ -178,57 +176,6 @@ impl Divisor {
     }
 }
 
-impl RunLaunch {
-    /// Prepares a list of runs. Sets the fields that the kernel needs to split them, and returns
-    /// their copy. The caller must set [`runs`](Self::runs) of the copy to the address of the list.
-    ///
-    /// One width serves all runs: the widest that divides every address and length. If only a few
-    /// runs are misaligned, two lists are faster.
-    ///
-    /// # Errors
-    ///
-    /// [`CudaError::TooManyRuns`].
-    pub fn arrange(runs: &mut [LaunchRun]) -> Result<Self, CudaError> {
-        let numbers = |run: &LaunchRun| [run.source, run.destination, run.bytes];
-        let used = runs.iter().filter(|run| run.bytes != 0);
-        let width = CopyWidth::of(used.flat_map(numbers));
-        let words: u128 = runs.iter().map(|run| u128::from(run.bytes >> width.index())).sum();
-        let length = runs.len();
-        let refused = || CudaError::TooManyRuns { runs: length, most: MOST };
-        let count = u32::try_from(length).ok().filter(|&count| count <= MOST);
-        let count = count.ok_or_else(refused)?;
-        let lanes_log2 = lanes_log2(words.div_ceil(count.max(1).into()));
-        let tile_words = u64::from(IN_FLIGHT) << lanes_log2;
-        let mut tiles = 0;
-        for run in runs {
-            run.first_tile = tiles;
-            // At most 2^61 of this run, and at most 2^31 of the runs before it.
-            tiles += (run.bytes >> width.index()).div_ceil(tile_words);
-            if tiles > MOST.into() {
-                return Err(refused());
-            }
-        }
-        let tiles = u32::try_from(tiles).map_err(|_| refused())?;
-        Ok(Self { runs: 0, count, tiles, lanes_log2, width: width.bytes().into() })
-    }
-
-    /// The number of blocks to launch, at most `most`, and the number of tiles for each worker. The
-    /// number of workers is the number of threads divided by the lanes.
-    pub(super) fn shares(&self, most: u32) -> (u32, u32) {
-        let workers_per_block = BLOCK_THREADS >> self.lanes_log2;
-        let blocks = most.min(MOST_BLOCKS).min(self.tiles.div_ceil(workers_per_block));
-        let workers = u64::from(blocks.max(1)) * u64::from(workers_per_block);
-        let share = u64::from(self.tiles).div_ceil(workers);
-        (blocks, u32::try_from(share).unwrap_or(u32::MAX))
-    }
-}
-
-/// The threads for a run of this mean length, as a power of two. Short runs get one thread per two
-/// words, so that neighbours still touch a whole sector of memory.
-fn lanes_log2(mean_words: u128) -> u32 {
-    (1..5).find(|&log2| mean_words <= 2 << log2).unwrap_or(5)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -313,46 +260,5 @@ mod tests {
         inline.destination.first_inline = 1;
         let error = GridSchedule::of(&inline, CopyWidth::One).unwrap_err();
         assert!(matches!(error, CudaError::InlineBlocks { first: 1, pairs: 256, .. }), "{error}");
-    }
-
-    fn run(source: u64, destination: u64, bytes: u64) -> LaunchRun {
-        LaunchRun { source, destination, bytes, first_tile: 0 }
-    }
-
-    #[test]
-    fn runs_are_numbered_by_their_tiles() {
-        let mut runs = [run(0, 4096, 2048), run(1, 1, 0), run(4096, 0, 2064), run(16, 32, 16)];
-        let copy = RunLaunch::arrange(&mut runs).unwrap();
-        // An empty run at an odd address does not narrow the others.
-        assert_eq!((copy.count, copy.width, copy.lanes_log2), (4, 16, 5));
-        assert_eq!(runs.map(|run| run.first_tile), [0, 1, 1, 3]);
-        assert_eq!(copy.tiles, 4);
-        let mut short: Vec<LaunchRun> = (0..100).map(|at| run(at * 128, at * 64, 64)).collect();
-        let copy = RunLaunch::arrange(&mut short).unwrap();
-        assert_eq!((copy.lanes_log2, copy.tiles), (1, 100));
-        let mut odd = [run(3, 0, 7)];
-        assert_eq!(RunLaunch::arrange(&mut odd).unwrap().width, 1);
-        let none = RunLaunch::arrange(&mut []).unwrap();
-        assert_eq!((none.count, none.tiles), (0, 0));
-    }
-
-    #[test]
-    fn shares_cover_all_tiles_whatever_the_number_of_blocks() {
-        for tiles in [1, 2, 15, 16, 17, 1000, 100_003, MOST] {
-            for (lanes_log2, most) in [(5, 1), (5, 24), (1, 132), (5, u32::MAX)] {
-                let copy = RunLaunch { tiles, lanes_log2, count: 1, ..RunLaunch::default() };
-                let (blocks, share) = copy.shares(most);
-                assert!(blocks >= 1 && blocks <= most.min(MOST_BLOCKS));
-                let workers = u64::from(blocks) * u64::from(BLOCK_THREADS >> lanes_log2);
-                assert!(workers * u64::from(share) >= tiles.into());
-            }
-        }
-    }
-
-    #[test]
-    fn runs_that_one_launch_cannot_count_are_refused() {
-        let mut runs = [run(0, 0, u64::MAX), run(0, 0, u64::MAX)];
-        let error = RunLaunch::arrange(&mut runs).unwrap_err();
-        assert!(matches!(error, CudaError::TooManyRuns { runs: 2, .. }), "{error}");
     }
 }

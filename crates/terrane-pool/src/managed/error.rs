@@ -1,7 +1,5 @@
 //! The errors of managed memory.
 
-use std::fmt;
-
 use terrane_core::{
     Alignment, AllocateError, ByteCount, Label, Location, SizeOverflow, StorageKind,
 };
@@ -125,14 +123,4 @@ pub struct CastFailed<S> {
     pub cause: ManagedError,
 }
 
-impl<S> fmt::Display for CastFailed<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.cause, f)
-    }
-}
-
-impl<S: fmt::Debug> std::error::Error for CastFailed<S> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.cause.source()
-    }
-}
+terrane_core::delegate_error!(CastFailed<S>);

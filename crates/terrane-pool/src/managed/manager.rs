@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytemuck::Pod;
 use terrane_core::convert::to_u64;
 use terrane_core::{
-    Alignment, Allocate, AllocateError, ByteCount, Label, Limits, Location, Memory, RegionRequest,
-    Span, StorageKind,
+    Alignment, Allocate, AllocateError, ByteCount, Label, Location, Memory, RegionRequest, Span,
+    delegate_allocate,
 };
 
 use super::block::{Identify, Parts, TrackedBlock, Uses};
@@ -266,13 +266,7 @@ impl<A: Allocate> MemoryManager<A> {
 unsafe impl<A: Allocate> Allocate for MemoryManager<A> {
     type Memory = TrackedBlock<A::Memory>;
 
-    fn kind(&self) -> StorageKind {
-        self.upstream.kind()
-    }
-
-    fn limits(&self) -> Limits {
-        self.upstream.limits()
-    }
+    delegate_allocate!(self, self.upstream);
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         self.allocate_block(request, None).map_err(|error| match error {

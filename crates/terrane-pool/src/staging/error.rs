@@ -1,7 +1,6 @@
 //! The errors of staging.
 
 use std::collections::TryReserveError;
-use std::fmt;
 use std::time::Duration;
 
 use terrane_core::{AllocateError, ByteCount, StorageKind};
@@ -123,14 +122,4 @@ pub struct NotFinished<P> {
     pub cause: StagingError,
 }
 
-impl<P> fmt::Display for NotFinished<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.cause, f)
-    }
-}
-
-impl<P: fmt::Debug> std::error::Error for NotFinished<P> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.cause.source()
-    }
-}
+terrane_core::delegate_error!(NotFinished<P>);

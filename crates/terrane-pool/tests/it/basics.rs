@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use terrane_core::{
     Alignment, Allocate, AllocateError, ByteCount, DeviceAddress, DeviceId, ForeignMemory, Limits,
-    Location, Memory as _, RegionRequest, Span, StorageKind,
+    Location, Memory as _, RegionRequest, Span, StorageKind, delegate_allocate,
 };
 use terrane_pool::{Pool, PoolError, PoolOptions, SizeClasses, Tag};
 use terrane_testkit::memory::HeapAllocator;
@@ -84,13 +84,7 @@ enum Fault {
 unsafe impl Allocate for Careless {
     type Memory = <Counted as Allocate>::Memory;
 
-    fn kind(&self) -> StorageKind {
-        self.0.kind()
-    }
-
-    fn limits(&self) -> Limits {
-        self.0.limits()
-    }
+    delegate_allocate!(self, self.0);
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         let careless = match self.1 {

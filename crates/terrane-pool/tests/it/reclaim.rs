@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use terrane_core::{Allocate, AllocateError, ByteCount, Limits, RegionRequest, StorageKind};
+use terrane_core::{Allocate, AllocateError, ByteCount, RegionRequest, delegate_allocate};
 use terrane_pool::{Exhausted, Pool, PoolOptions, Retry, StreamId};
 use terrane_testkit::simulated::SimulatedStreams;
 
@@ -143,13 +143,7 @@ struct CountingUpstream(Counted, Arc<AtomicU32>);
 unsafe impl Allocate for CountingUpstream {
     type Memory = <Counted as Allocate>::Memory;
 
-    fn kind(&self) -> StorageKind {
-        self.0.kind()
-    }
-
-    fn limits(&self) -> Limits {
-        self.0.limits()
-    }
+    delegate_allocate!(self, self.0);
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         self.1.fetch_add(1, Ordering::Relaxed);

@@ -132,30 +132,15 @@ impl<'a> IoRequest<'a> {
         offset: ByteCount,
         buffers: &'a [IoBuffer],
     ) -> Self {
-        Self {
-            token,
-            file,
-            operation: IoOperation::Write,
-            offset,
-            buffers,
-            deadline: None,
-            memory: None,
-        }
+        Self { operation: IoOperation::Write, ..Self::read(token, file, offset, buffers) }
     }
 
     /// A request to sync the file's data to the device (`fdatasync`). It covers the writes whose
     /// completions were returned before it was submitted.
     #[must_use]
     pub const fn sync_data(token: u64, file: IoFile) -> Self {
-        Self {
-            token,
-            file,
-            operation: IoOperation::SyncData,
-            offset: ByteCount::ZERO,
-            buffers: &[],
-            deadline: None,
-            memory: None,
-        }
+        let operation = IoOperation::SyncData;
+        Self { operation, ..Self::read(token, file, ByteCount::ZERO, &[]) }
     }
 
     /// A request to sync the file's data and metadata to the device (`fsync`), with the same

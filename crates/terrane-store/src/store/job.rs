@@ -40,17 +40,7 @@ impl<G> fmt::Debug for Refused<G> {
     }
 }
 
-impl<G> fmt::Display for Refused<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.cause, f)
-    }
-}
-
-impl<G> std::error::Error for Refused<G> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.cause.source()
-    }
-}
+terrane_core::delegate_error!(Refused<G>);
 
 /// The result of [`Store::drain`](crate::Store::drain) and [`Store::close`](crate::Store::close).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,16 +1,15 @@
 //! Requests to the sync thread: syncs, clears, checkpoints, freed disk blocks, exports of metrics.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use terrane_core::sync::{lock, unpoisoned};
 
 use crate::error::StoreError;
+use crate::store::one_shot::OneShot;
 
 /// How often the length of the journal is looked at: after so many records.
 const RECORDS_BETWEEN_LOOKS: u64 = 1024;
@@ -49,39 +48,7 @@ struct Export {
 
 pub(crate) type Answer = Result<(), Arc<StoreError>>;
 
-#[derive(Default)]
-pub(crate) struct Reply {
-    state: Mutex<(Option<Answer>, Option<Waker>)>,
-}
-
-impl Reply {
-    pub(crate) fn send(&self, answer: Answer) {
-        let task = {
-            let mut state = lock(&self.state);
-            state.0 = Some(answer);
-            state.1.take()
-        };
-        if let Some(task) = task {
-            task.wake();
-        }
-    }
-
-    async fn answer(&self) -> Answer {
-        poll_fn(|context| {
-            let latest = context.waker().clone();
-            let mut state = lock(&self.state);
-            if let Some(answer) = state.0.take() {
-                drop(state);
-                return Poll::Ready(answer);
-            }
-            let before = state.1.replace(latest);
-            drop(state);
-            drop(before);
-            Poll::Pending
-        })
-        .await
-    }
-}
+pub(crate) type Reply = OneShot<Answer>;
 
 /// One thing to do.
 pub(crate) enum Step {
@@ -106,7 +73,7 @@ impl Maintenance {
     }
 
     async fn request(&self, request: Request) -> Answer {
-        let reply = Arc::<Reply>::default();
+        let reply = Arc::new(Reply::new());
         {
             let mut state = lock(&self.state);
             if state.ends.is_some() {
@@ -115,7 +82,7 @@ impl Maintenance {
             state.requests.push_back((request, Arc::clone(&reply)));
         }
         self.changed.notify_one();
-        reply.answer().await
+        reply.receive().await
     }
 
     /// A record was added to the catalog. Returns whether it is time to look at the journal.

@@ -39,6 +39,7 @@ pub(crate) mod load;
 pub(crate) mod maintenance;
 #[cfg(feature = "metrics")]
 mod metrics_facade;
+pub(crate) mod one_shot;
 pub(crate) mod open;
 pub(crate) mod openmetrics;
 pub(crate) mod options;

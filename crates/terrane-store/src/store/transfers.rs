@@ -1,16 +1,15 @@
 //! Copies between endpoints, for the tasks of jobs.
 
-use std::future::{IntoFuture, poll_fn};
-use std::sync::{Arc, Mutex};
-use std::task::{Poll, Waker};
+use std::future::IntoFuture;
+use std::sync::Arc;
 use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
-use terrane_core::sync::lock;
 use terrane_transfer::{CompletionFuture, DeviceOrder, Endpoint, Transfer, TransferError};
 
 use crate::error::StoreError;
 use crate::store::executor::Executor;
+use crate::store::one_shot::OneShot;
 use crate::store::presence::TierId;
 use crate::store::result::BlockResult;
 use crate::store::task::{GuardCell, JobTask};
@@ -100,17 +99,8 @@ enum CopyState<K> {
     /// Its end releases what the blocks keep, once it is awaited.
     Running(CopyEnd<K>),
     /// A task awaits its end.
-    Watched(Arc<WatchedCopy>),
+    Watched(Arc<OneShot<Result<(), BlockResult>>>),
 }
-
-/// A copy whose end a task of its own awaits.
-#[derive(Default)]
-struct WatchedCopy {
-    state: Mutex<WatchedEnd>,
-}
-
-/// The result, and the task that waits for it.
-type WatchedEnd = (Option<Result<(), BlockResult>>, Option<Waker>);
 
 /// The end of a copy, which owns what has to live until then.
 type CopyEnd<K> = CompletionFuture<(SmallVec<[K; 1]>, GuardCell)>;
@@ -181,11 +171,11 @@ impl<K> StartedCopy<K> {
         K: Send + 'static,
     {
         if let CopyState::Running(copy) = self.state {
-            let watched = Arc::<WatchedCopy>::default();
+            let watched = Arc::new(OneShot::new());
             let shared = Arc::clone(&watched);
             executor.spawn(async move {
                 let result = copy.await.result.map(|_| ()).map_err(failed);
-                shared.publish(result);
+                shared.send(result);
             });
             self.state = CopyState::Watched(watched);
         }
@@ -203,37 +193,8 @@ impl<K> StartedCopy<K> {
             CopyState::Done => Ok(()),
             CopyState::Refused(result) => Err(result.clone()),
             CopyState::Running(copy) => copy.await.result.map(|_| ()).map_err(failed),
-            CopyState::Watched(watched) => watched.end().await,
+            CopyState::Watched(watched) => watched.receive().await,
         }
-    }
-}
-
-impl WatchedCopy {
-    fn publish(&self, result: Result<(), BlockResult>) {
-        let task = {
-            let mut state = lock(&self.state);
-            state.0 = Some(result);
-            state.1.take()
-        };
-        if let Some(task) = task {
-            task.wake();
-        }
-    }
-
-    async fn end(&self) -> Result<(), BlockResult> {
-        poll_fn(|context| {
-            let latest = context.waker().clone();
-            let mut state = lock(&self.state);
-            if let Some(result) = state.0.take() {
-                drop(state);
-                return Poll::Ready(result);
-            }
-            let before = state.1.replace(latest);
-            drop(state);
-            drop(before);
-            Poll::Pending
-        })
-        .await
     }
 }
 

@@ -177,30 +177,23 @@ impl TransferPlan {
     }
 
     fn block_by_block(&self, runs: &mut Vec<CopyRun>) {
-        let Some((first, others)) = self.buffers.segments.split_first() else { return };
-        for group in self.groups() {
-            for step in 0..group.steps {
-                for nest in &group.nests {
-                    let sections = 0..nest.sections();
-                    runs.extend(sections.map(|section| tile_run(nest, step, section, first)));
+        let add_segment = |runs: &mut Vec<CopyRun>, segment| {
+            for group in self.groups() {
+                for step in 0..group.steps {
+                    for nest in &group.nests {
+                        let sections = 0..nest.sections();
+                        runs.extend(sections.map(|section| tile_run(nest, step, section, segment)));
+                    }
                 }
             }
-        }
+        };
+        let Some((first, others)) = self.buffers.segments.split_first() else { return };
+        add_segment(runs, first);
         // All other segments have the same runs, moved by the distance of their blocks.
         let of_segment = runs.len();
         let Some(steps) = self.linear_blocks() else {
             // Blocks at uneven distances.
-            for segment in others {
-                for group in self.groups() {
-                    for step in 0..group.steps {
-                        for nest in &group.nests {
-                            let sections = 0..nest.sections();
-                            runs.extend(sections.map(|each| tile_run(nest, step, each, segment)));
-                        }
-                    }
-                }
-            }
-            return;
+            return others.iter().for_each(|segment| add_segment(runs, segment));
         };
         let strides = steps.map(|steps| steps.inner().stride);
         for segment in others {
@@ -232,13 +225,16 @@ impl TransferPlan {
 
     fn layer_by_layer(&self, runs: &mut Vec<CopyRun>) {
         for group in self.groups() {
-            let begin = runs.len();
-            for nest in &group.nests {
-                for section in 0..nest.sections() {
-                    let segments = self.buffers.segments.iter();
-                    runs.extend(segments.map(|segment| tile_run(nest, 0, section, segment)));
+            let add_step = |runs: &mut Vec<CopyRun>, step| {
+                for nest in &group.nests {
+                    for section in 0..nest.sections() {
+                        let segments = self.buffers.segments.iter();
+                        runs.extend(segments.map(|segment| tile_run(nest, step, section, segment)));
+                    }
                 }
-            }
+            };
+            let begin = runs.len();
+            add_step(runs, 0);
             let of_layer = runs.len() - begin;
             let mut nests = group.nests.iter().map(|nest| nest.outer_over(LoopAxis::Layers));
             let level = nests.next().flatten();
@@ -254,14 +250,7 @@ impl TransferPlan {
                 }
                 continue;
             }
-            for step in 1..group.steps {
-                for nest in &group.nests {
-                    for section in 0..nest.sections() {
-                        let segments = self.buffers.segments.iter();
-                        runs.extend(segments.map(|each| tile_run(nest, step, section, each)));
-                    }
-                }
-            }
+            (1..group.steps).for_each(|step| add_step(runs, step));
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use terrane_core::{Allocate, AllocateError, Limits, RegionRequest, StorageKind};
+use terrane_core::{Allocate, AllocateError, RegionRequest, delegate_allocate};
 use terrane_cuda::{Context, DeviceAllocator};
 use terrane_nixl::{NixlEngine, NixlEngineOptions};
 use terrane_storage::{DiskAllocator, DiskFile, DiskOptions};
@@ -74,13 +74,7 @@ struct Named(DiskAllocator);
 unsafe impl Allocate for Named {
     type Memory = DiskFile;
 
-    fn kind(&self) -> StorageKind {
-        self.0.kind()
-    }
-
-    fn limits(&self) -> Limits {
-        self.0.limits()
-    }
+    delegate_allocate!(self, self.0);
 
     fn allocate(&self, request: &RegionRequest) -> Result<DiskFile, AllocateError> {
         let path = self.0.directory().join("blocks");

@@ -1,6 +1,6 @@
 //! Limits an upstream to a budget.
 
-use terrane_core::{Allocate, AllocateError, Limits, Memory, RegionRequest, StorageKind};
+use terrane_core::{Allocate, AllocateError, Memory, RegionRequest, delegate_allocate};
 
 use super::budget::{Budget, OverBudget, Reservation};
 use crate::adaptors::attached::Attached;
@@ -43,13 +43,7 @@ impl<A: Allocate> Limit<A> {
 unsafe impl<A: Allocate> Allocate for Limit<A> {
     type Memory = Limited<A::Memory>;
 
-    fn kind(&self) -> StorageKind {
-        self.upstream.kind()
-    }
-
-    fn limits(&self) -> Limits {
-        self.upstream.limits()
-    }
+    delegate_allocate!(self, self.upstream);
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         let refused = |error: OverBudget| error.for_label(request.label.clone());
@@ -74,7 +68,7 @@ impl<M> Limited<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use terrane_core::{Alignment, ByteCount};
+    use terrane_core::{Alignment, ByteCount, Limits};
     use terrane_testkit::simulated::{Simulated, SimulatedOptions};
 
     #[test]

@@ -3,9 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use terrane_core::{
-    Allocate, AllocateError, ByteCount, Limits, Memory, RegionRequest, StorageKind,
-};
+use terrane_core::{Allocate, AllocateError, ByteCount, Memory, RegionRequest, delegate_allocate};
 
 use crate::adaptors::attached::Attached;
 use crate::sync::Mutex;
@@ -47,13 +45,7 @@ impl<A: Allocate> Statistics<A> {
 unsafe impl<A: Allocate> Allocate for Statistics<A> {
     type Memory = Counted<A::Memory>;
 
-    fn kind(&self) -> StorageKind {
-        self.upstream.kind()
-    }
-
-    fn limits(&self) -> Limits {
-        self.upstream.limits()
-    }
+    delegate_allocate!(self, self.upstream);
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         match self.upstream.allocate(request) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use terrane_core::{
-    Allocate, AllocateError, ByteCount, Label, Limits, RegionRequest, Span, StorageKind,
+    Allocate, AllocateError, ByteCount, Label, RegionRequest, Span, delegate_allocate,
 };
 
 use super::snapshot::{BlockRecord, BlockState, Inspect};
@@ -50,13 +50,7 @@ impl<A: Allocate> Tags<A> {
 unsafe impl<A: Allocate> Allocate for Tags<A> {
     type Memory = Tagged<A::Memory>;
 
-    fn kind(&self) -> StorageKind {
-        self.upstream.kind()
-    }
-
-    fn limits(&self) -> Limits {
-        self.upstream.limits()
-    }
+    delegate_allocate!(self, self.upstream);
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         let memory = self.upstream.allocate(request)?;
@@ -128,7 +122,7 @@ impl Drop for TagEntry {
 mod tests {
     use super::super::snapshot::{Snapshot, TagTotal};
     use super::*;
-    use terrane_core::Alignment;
+    use terrane_core::{Alignment, Limits};
     use terrane_testkit::simulated::{Simulated, SimulatedOptions};
 
     fn source() -> Tags<Simulated> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use terrane_core::{Allocate, AllocateError, Limits, Region, RegionRequest, StorageKind};
+use terrane_core::{Allocate, AllocateError, Region, RegionRequest, delegate_allocate};
 
 /// An upstream whose memory is a type-erased [`Region`]. Upstreams of different types can then
 /// share one place, such as the bins of a [`Binning`](crate::adaptors::Binning).
@@ -24,13 +24,7 @@ impl<A: Allocate + Send + Sync + 'static> Erased<A> {
 unsafe impl<A: Allocate> Allocate for Erased<A> {
     type Memory = Region;
 
-    fn kind(&self) -> StorageKind {
-        self.0.kind()
-    }
-
-    fn limits(&self) -> Limits {
-        self.0.limits()
-    }
+    delegate_allocate!(self, self.0);
 
     fn allocate(&self, request: &RegionRequest) -> Result<Region, AllocateError> {
         self.0.allocate(request).map(Region::new)

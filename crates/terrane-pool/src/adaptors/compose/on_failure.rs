@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
-use terrane_core::{Allocate, AllocateError, Limits, RegionRequest, StorageKind};
+use terrane_core::{Allocate, AllocateError, RegionRequest, delegate_allocate};
 
 use crate::pool::reclaim::Retry;
 
@@ -48,13 +48,7 @@ where
 {
     type Memory = A::Memory;
 
-    fn kind(&self) -> StorageKind {
-        self.upstream.kind()
-    }
-
-    fn limits(&self) -> Limits {
-        self.upstream.limits()
-    }
+    delegate_allocate!(self, self.upstream);
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         for earlier_calls in 0..self.retries.get() {

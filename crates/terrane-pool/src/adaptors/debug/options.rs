@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use terrane_core::{Allocate, AllocateError, Limits, Region, RegionRequest, StorageKind};
+use terrane_core::{Allocate, AllocateError, Region, RegionRequest, delegate_allocate};
 
 use super::guard::{Guard, GuardLog};
 use super::poison::{Fill, Poison, PoisonBytes};
@@ -136,13 +136,7 @@ impl Debugged {
 unsafe impl Allocate for Debugged {
     type Memory = Region;
 
-    fn kind(&self) -> StorageKind {
-        self.upstream.kind()
-    }
-
-    fn limits(&self) -> Limits {
-        self.upstream.limits()
-    }
+    delegate_allocate!(self, self.upstream);
 
     fn allocate(&self, request: &RegionRequest) -> Result<Region, AllocateError> {
         self.upstream.allocate(request)

@@ -6,7 +6,8 @@ use std::ptr;
 use std::sync::Arc;
 
 use terrane_core::{
-    Allocate, AllocateError, BoxedCause, Limits, Location, Memory, RegionRequest, StorageKind,
+    Allocate, AllocateError, BoxedCause, Location, Memory, RegionRequest, StorageKind,
+    delegate_allocate,
 };
 
 use crate::streams::fence::StreamId;
@@ -264,13 +265,7 @@ impl Painter {
 unsafe impl<A: Allocate> Allocate for Poison<A> {
     type Memory = Poisoned<A::Memory>;
 
-    fn kind(&self) -> StorageKind {
-        self.upstream.kind()
-    }
-
-    fn limits(&self) -> Limits {
-        self.upstream.limits()
-    }
+    delegate_allocate!(self, self.upstream);
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         let memory = self.upstream.allocate(request)?;

@@ -12,9 +12,7 @@ mod sink;
 
 use std::io::Write;
 
-use terrane_core::{
-    Allocate, AllocateError, ByteCount, Limits, Memory, RegionRequest, StorageKind,
-};
+use terrane_core::{Allocate, AllocateError, ByteCount, Memory, RegionRequest, delegate_allocate};
 
 use crate::adaptors::attached::Attached;
 pub use event::{TraceAction, TraceError, TraceEvent, TraceTime};
@@ -52,13 +50,7 @@ impl<A: Allocate, W: Write + Send + 'static> Trace<A, W> {
 unsafe impl<A: Allocate, W: Write + Send + 'static> Allocate for Trace<A, W> {
     type Memory = Traced<A::Memory, W>;
 
-    fn kind(&self) -> StorageKind {
-        self.upstream.kind()
-    }
-
-    fn limits(&self) -> Limits {
-        self.upstream.limits()
-    }
+    delegate_allocate!(self, self.upstream);
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         let (size, stream) = (request.bytes, self.stream);
