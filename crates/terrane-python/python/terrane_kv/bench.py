@@ -5,8 +5,13 @@ usage: python -m terrane_kv.bench DIRECTORY [--chunk BYTES] [--chunks N] [--requ
 Two baselines reimplement the methods of the engines' own tiers, with one file for each chunk and one thread for each
 request. `direct` is the method of vLLM's fs tier: direct I/O if the file system supports it, a new file name, and one
 blocking call for each chunk. `buffered` is the method of LMCache's fs backend and SGLang's file backend: the page
-cache. Neither computes a checksum or waits until the data is durable. In each round, all methods run in turn. Do not
-compare figures from different machines or days.
+cache. Neither computes a checksum or waits until the data is durable. Do not compare figures from different machines or
+days.
+
+Each round uses another order of the methods, because the place of a file on the disk changes a rate by up to 30 %, and
+depends on the files before it. Six rounds have every order of three methods. A method first writes and reads other
+chunks with the same memory. That is not measured: an engine keeps its memory for its lifetime, and a store registers it
+with the kernel once.
 
 The processor time covers all threads of this process, in user mode and in the kernel. It excludes the kernel's own
 threads, which write the page cache to disk later.
@@ -51,10 +56,11 @@ class Files:
         except OSError:
             self.flags = 0
 
-    def move(self, is_write, numbers):
+    def move(self, is_write, numbers, first):
+        """Writes or reads the chunks with these numbers in memory. The name of chunk 0 is `first`."""
         for number in numbers:
             part = self.view[number * self.chunk : (number + 1) * self.chunk]
-            path = os.path.join(self.folder, f"{number}.bin")
+            path = os.path.join(self.folder, f"{first + number}.bin")
             if is_write:
                 file = os.open(path + ".tmp", os.O_CREAT | os.O_WRONLY | self.flags)
                 moved = os.write(file, part)
@@ -72,13 +78,13 @@ class Terrane:
     """The same chunks in a store."""
 
     def __init__(self, folder, view, chunk):
-        capacity = len(view) + 16 * chunk
+        capacity = 2 * len(view) + 16 * chunk
         self.store = Store(folder, capacity, groups=[("kv", chunk)], namespace="bench")
         self.region = Region(view, chunk)
 
-    def move(self, is_write, numbers):
+    def move(self, is_write, numbers, first):
         verb = self.store.put if is_write else self.store.get
-        outcome = verb([f"chunk {number}" for number in numbers], self.region.rows(numbers)).wait()
+        outcome = verb([f"chunk {first + number}" for number in numbers], self.region.rows(numbers)).wait()
         if not outcome.ok:
             raise OSError(outcome.error)
 
@@ -104,13 +110,13 @@ def backends(with_rivals):
     return made
 
 
-def seconds(backend, is_write, chunks, requests):
+def seconds(backend, is_write, chunks, requests, first):
     """The time for all chunks with this number of concurrent requests, and the processor time in user mode and the
-    kernel."""
+    kernel. The name of the first chunk is `first`."""
     parts = [list(range(start, chunks, requests)) for start in range(requests)]
     with concurrent.futures.ThreadPoolExecutor(requests) as threads:
         started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
-        list(threads.map(lambda part: backend.move(is_write, part), parts))
+        list(threads.map(lambda part: backend.move(is_write, part, first), parts))
         took, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
         return took, after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
 
@@ -126,17 +132,28 @@ def allocated(chunk, chunks, has_huge_pages):
     return memory
 
 
+def in_order(made, number):
+    """The backends in the order of a round. With three backends, rounds 0 to 5 have all orders."""
+    names = list(made.items())
+    start = number // 2 % len(names)
+    names = names[start:] + names[:start]
+    return names[::-1] if number % 2 else names
+
+
 def measure(directory, chunk, chunks, requests, made, has_huge_pages=False):
-    """Runs one round: for each backend and direction, the results of `seconds`."""
+    """Runs one round: for each backend and direction, the results of `seconds`. `made` has the backends in the order of
+    the round."""
     found = {}
-    for name, make in made.items():
+    for name, make in made:
         folder = tempfile.mkdtemp(dir=directory)
         memory = allocated(chunk, chunks, has_huge_pages)
         backend = make(folder, memoryview(memory), chunk)
         try:
-            found[name, "write"] = seconds(backend, True, chunks, requests)
-            settle(folder)
-            found[name, "read"] = seconds(backend, False, chunks, requests)
+            # The second pass is measured. It has other names, because a store writes a key once.
+            for first in (0, chunks):
+                found[name, "write"] = seconds(backend, True, chunks, requests, first)
+                settle(folder)
+                found[name, "read"] = seconds(backend, False, chunks, requests, first)
         finally:
             if hasattr(backend, "close"):
                 backend.close()
@@ -193,7 +210,7 @@ def lookup_seconds(directory, chunk):
 def summary(rounds, direction, requests, gigabytes, checksum):
     """The rates, the processor time per gigabyte, and the ratios of a case."""
     case = {"case": direction, "requests": requests}
-    names = list(dict.fromkeys(name for name, _ in rounds[0]))
+    names = sorted({name for name, _ in rounds[0]})
     for name in names:
         rates = sorted(gigabytes / it[name, direction][0] for it in rounds)
         used = [statistics.median(it[name, direction][at] for it in rounds) / gigabytes for at in (1, 2)]
@@ -225,7 +242,7 @@ def main():
     parser.add_argument("--chunk", type=int, default=2 << 20, help="bytes of a chunk (default 2 MiB)")
     parser.add_argument("--chunks", type=int, default=256, help="chunks of a round (default 256)")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4], help="requests at once")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the median is printed (default 3)")
+    parser.add_argument("--rounds", type=int, default=6, help="rounds, of which the median is printed (default 6)")
     parser.add_argument("--rivals", action="store_true", help="also the backends of vLLM, LMCache and SGLang, where they are installed")
     parser.add_argument("--json", action="store_true", help="prints one JSON object a line")
     parser.add_argument("--huge-pages", action="store_true", help="memory of huge pages, as far as the kernel has them")
@@ -241,8 +258,8 @@ def main():
     made = backends(stated.rivals)
     for requests in stated.requests:
         rounds = [
-            measure(stated.directory, stated.chunk, stated.chunks, requests, made, stated.huge_pages)
-            for _ in range(stated.rounds)
+            measure(stated.directory, stated.chunk, stated.chunks, requests, in_order(made, number), stated.huge_pages)
+            for number in range(stated.rounds)
         ]
         for direction in ("write", "read"):
             case = summary(rounds, direction, requests, gigabytes, checksum)

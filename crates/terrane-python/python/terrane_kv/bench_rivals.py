@@ -18,9 +18,9 @@ class VllmFs:
         self.folder, self.view, self.chunk, self.io = folder, view, chunk, io
         self.use_direct = io.probe_o_direct(folder)
 
-    def move(self, is_write, numbers):
+    def move(self, is_write, numbers, first):
         function = self.io.batch_store_block if is_write else self.io.batch_load_block
-        paths = [os.path.join(self.folder, f"{number}.bin") for number in numbers]
+        paths = [os.path.join(self.folder, f"{first + number}.bin") for number in numbers]
         function(paths, self.view, [number * self.chunk for number in numbers], self.chunk, self.use_direct)
 
 
@@ -31,8 +31,8 @@ class LmcacheFs:
         self.folder, self.view, self.chunk, self.client = folder, view, chunk, client
         self.lock, self.done = threading.Lock(), {}
 
-    def move(self, is_write, numbers):
-        keys = [f"m@0x00000000@0@{number:064x}" for number in numbers]
+    def move(self, is_write, numbers, first):
+        keys = [f"m@0x00000000@0@{first + number:064x}" for number in numbers]
         views = [self.view[number * self.chunk : (number + 1) * self.chunk] for number in numbers]
         with self.lock:
             submit = self.client.submit_batch_set if is_write else self.client.submit_batch_get
@@ -84,8 +84,8 @@ class SglangFile:
             file_path=folder,
         )
 
-    def move(self, is_write, numbers):
-        keys = [f"{number:064x}" for number in numbers]
+    def move(self, is_write, numbers, first):
+        keys = [f"{first + number:064x}" for number in numbers]
         pages = [self.page(self.view[number * self.chunk : (number + 1) * self.chunk]) for number in numbers]
         backend = self.backend
         done = [backend.batch_set(keys, pages)] if is_write else [it is not None for it in backend.batch_get(keys, pages)]
