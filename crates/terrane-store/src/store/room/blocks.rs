@@ -33,7 +33,7 @@ impl Room {
     }
 
     /// Adds a block to the index. Its slot belongs to the index from here on. The block is not evicted
-    /// before the [`TakenSlots`] drop that its slot is of.
+    /// before its [`TakenSlots`](super::TakenSlots) drop.
     pub(crate) fn insert(
         self: &Arc<Self>,
         key: KeyHash,
