@@ -89,23 +89,6 @@ pub enum PoolError {
         #[from]
         source: FenceError,
     },
-    /// A typed view does not fit its block.
-    #[error(
-        "{count} elements of {element} bytes aligned to {alignment} do not fit a block of {requested} \
-         aligned to {available}; request more bytes or a stricter alignment"
-    )]
-    ViewDoesNotFit {
-        /// The number of elements.
-        count: usize,
-        /// The size of one element in bytes.
-        element: usize,
-        /// The alignment that an element needs.
-        alignment: usize,
-        /// The bytes requested when the block was allocated.
-        requested: ByteCount,
-        /// The alignment of the block.
-        available: Alignment,
-    },
     /// Memory was refused.
     #[error(transparent)]
     Allocate(#[from] AllocateError),

@@ -86,7 +86,7 @@ pub use error::{Exhausted, PoolError};
 pub use heap::{HeapAllocator, HeapMemory};
 pub use options::PoolOptions;
 pub use pool::Pool;
-pub use pool::block::{PoolBlock, TypedSpan};
+pub use pool::block::PoolBlock;
 pub use pool::reclaim::{Retry, TrimUpstream};
 pub use size_class::SizeClasses;
 pub use snapshot::{ClassSnapshot, PoolSnapshot, ReclaimSnapshot};

@@ -33,33 +33,34 @@ pub struct PoolOptions {
     /// have a stricter alignment, blocks have that alignment too. A request for a stricter
     /// alignment is passed to the upstream. Default: 512 bytes.
     pub alignment: Alignment,
-    /// The most bytes that the pool caches in all; never exceeded. Slabs do not count. Default: 4
+    /// The most bytes that the pool caches in all; never exceeded. Slabs do not count. Default: 16
     /// GiB.
     pub cached_bytes: ByteCount,
     /// The share of held bytes that may be cached when a miss would raise the peak of held bytes, in
-    /// percent. Above it, the miss first frees cached blocks to the upstream, beginning with the least
-    /// recently used class. So the peak stays near the bytes in use. Caches of up to 64 MiB are never
-    /// reduced, and 100 disables this limit. Default: 10.
+    /// percent. Above it, the miss takes a cached block of a slightly larger class (see
+    /// [`larger_class_waste`](Self::larger_class_waste)). If there is none, it first frees cached
+    /// blocks to the upstream, beginning with the least recently used class. So the peak stays near
+    /// the bytes in use. Caches of up to 64 MiB are never reduced, and 100 disables this limit.
+    /// Default: 10.
     pub cached_percent: u8,
     /// The most blocks that the shared queue of a class keeps; never exceeded. The magazine of each
     /// thread holds up to [`magazine_depth`](Self::magazine_depth) more. Slabs do not count.
-    /// Default: 1,024.
+    /// Default: 16,384.
     pub blocks_per_class: usize,
     /// The most blocks of a class that a thread keeps, up to 28. With 0, all blocks go through the
     /// shared queues. Default: 28.
     pub magazine_depth: usize,
-    /// The most bytes of a class that a thread keeps. A class whose single block exceeds this has
-    /// no magazines, and its blocks go through the shared queue. For one stream, a thread also
-    /// keeps one block of each class, even if it is larger. It does not if this is zero, or if the
-    /// block exceeds 1/64 of [`cached_bytes`](Self::cached_bytes), to which it counts. Default: 8
-    /// MiB.
+    /// The most bytes of a class that a thread keeps, and as many for one stream. A class whose
+    /// single block exceeds this has no magazines, and its blocks go through the shared queue or
+    /// the pending frees. Default: 64 MiB.
     pub magazine_bytes: ByteCount,
     /// The most threads that have magazines at a time. Further threads use the shared queues.
     /// Default: 256.
     pub threads: usize,
-    /// The most by which a cached block of a larger class may exceed the request that it serves in
-    /// an exhausted pool, in percent. The pool uses still larger blocks only after it has freed
-    /// cached blocks to the upstream and was refused again. Default: 25.
+    /// The most by which a cached block of a larger class may exceed the request that it serves, in
+    /// percent. A pool uses such a block if it is exhausted, or if a block from the upstream would
+    /// evict cached blocks. It uses still larger blocks only after it has freed cached blocks to the
+    /// upstream and was refused again. Default: 25.
     pub larger_class_waste: u8,
     /// The longest time in all that an exhausted pool waits for streams to finish with freed
     /// blocks, before it trims. A closed pool waits at most as long for pending blocks. Default: 1
@@ -80,11 +81,11 @@ impl Default for PoolOptions {
             smallest_class: ByteCount::new(512),
             largest_class: ByteCount::gib(1),
             alignment: Alignment::SECTOR,
-            cached_bytes: ByteCount::gib(4),
+            cached_bytes: ByteCount::gib(16),
             cached_percent: 10,
-            blocks_per_class: 1024,
+            blocks_per_class: 1 << 14,
             magazine_depth: 28,
-            magazine_bytes: ByteCount::mib(8),
+            magazine_bytes: ByteCount::mib(64),
             threads: 256,
             larger_class_waste: 25,
             pending_wait: Duration::from_secs(1),

@@ -32,7 +32,6 @@ fn classes_caps_and_accounts<A: Allocate>(upstream: A, held: impl Fn() -> Resour
     for asked in [1, 5000, 8193, 1 << 20, 3 << 19] {
         let block = pool.allocate_bytes(ByteCount::new(asked)).unwrap();
         let granted = block.granted().get();
-        assert_eq!(block.requested().get(), asked);
         assert!(granted.is_power_of_two() && granted >= asked, "{granted}");
         assert!(granted < 2 * asked || granted <= 4096, "{granted}");
         assert_eq!(block.length(), block.granted());

@@ -7,9 +7,15 @@ use std::sync::atomic::AtomicU64 as Word;
 
 use crossbeam_utils::CachePadded;
 
-use crate::cache::thread_cache::{BATCH, Batch};
+use crate::cache::stack::Stack;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering};
 use terrane_core::convert::to_u64;
+
+/// The most blocks that are evicted at a time.
+pub(crate) const BATCH: usize = 14;
+
+/// Evicted blocks of a class.
+pub(crate) type Batch<B> = Stack<B, BATCH>;
 
 /// The shared queue of a class: blocks behind a lock that is held for a few instructions. The block
 /// that was freed last is returned first, because its record is still in a CPU cache. The oldest
@@ -66,24 +72,22 @@ impl<B> ClassQueue<B> {
 
     /// Removes the block that was freed last. `now` is the time.
     pub(crate) fn take_one(&self, now: u64) -> Option<B> {
-        let block = self.with_blocks(VecDeque::pop_back)?;
-        self.touch(now);
-        Some(block)
+        self.take(0, now, drop)
     }
 
-    /// Removes the blocks that were freed last, at most `count`.
-    pub(crate) fn take(&self, count: usize, now: u64) -> Option<Batch<B>> {
-        let taken = self.with_blocks(|blocks| {
-            let mut taken = Batch::new();
-            for _ in 0..count.min(BATCH) {
+    /// Removes the block that was freed last. Passes the blocks before it to `keep`, at most
+    /// `further`, under the lock.
+    pub(crate) fn take(&self, further: usize, now: u64, mut keep: impl FnMut(B)) -> Option<B> {
+        let block = self.with_blocks(|blocks| {
+            let block = blocks.pop_back()?;
+            for _ in 0..further {
                 let Some(block) = blocks.pop_back() else { break };
-                // A batch has capacity for its own length.
-                let _ = taken.push(block);
+                keep(block);
             }
-            (taken.len() > 0).then_some(taken)
+            Some(block)
         })?;
         self.touch(now);
-        Some(taken)
+        Some(block)
     }
 
     /// Removes the blocks that were freed first, at most `count` and at most a batch. An eviction

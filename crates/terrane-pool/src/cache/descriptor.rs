@@ -18,10 +18,8 @@ use crate::tags::{TAGS, Tag};
 /// How a block is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockUse {
-    /// The host alone uses the block. The record has the bytes requested.
+    /// The host alone uses the block. Its record is neither read nor written.
     Plain,
-    /// The host alone uses the block, with all of its bytes. The record is not even written.
-    Whole,
     /// Streams may use the block, as its record lists, or the block is not pooled.
     Listed,
 }
@@ -86,8 +84,8 @@ impl<M: Memory> DescriptorRef<M> {
 /// The descriptors of a shared cache. The descriptors of a label are created when it is first used.
 pub(crate) struct Descriptors<M: Memory>(Box<[OnceLock<ClassDescriptors<M>>]>);
 
-/// Three descriptors for each class, and three for blocks that are not pooled.
-type ClassDescriptors<M> = Box<[[BlockDescriptor<M>; 3]]>;
+/// Two descriptors for each class, and two for blocks that are not pooled.
+type ClassDescriptors<M> = Box<[[BlockDescriptor<M>; 2]]>;
 
 impl<M: Memory> Descriptors<M> {
     pub(crate) fn new() -> Self {
@@ -106,11 +104,10 @@ impl<M: Memory> Descriptors<M> {
     ) -> DescriptorRef<M> {
         let all = self.0[tag.index()].get_or_init(|| make(cache, tag));
         // The last descriptors are for blocks that are not pooled.
-        let [plain, whole, apart] = &all[class.min(all.len() - 1)];
+        let [plain, listed] = &all[class.min(all.len() - 1)];
         DescriptorRef(NonNull::from(match is {
             BlockUse::Plain => plain,
-            BlockUse::Whole => whole,
-            BlockUse::Listed => apart,
+            BlockUse::Listed => listed,
         }))
     }
 }
@@ -122,7 +119,7 @@ fn make<M: Memory>(cache: &SharedCache<M>, tag: Tag) -> ClassDescriptors<M> {
     let all = pooled.chain([(UNPOOLED, 0)]);
     let cache = NonNull::from(cache);
     let descriptors = |(class, weight)| {
-        [BlockUse::Plain, BlockUse::Whole, BlockUse::Listed].map(|is| BlockDescriptor {
+        [BlockUse::Plain, BlockUse::Listed].map(|is| BlockDescriptor {
             cache,
             class,
             weight,

@@ -10,7 +10,7 @@ use terrane_core::convert::to_u64;
 use crate::cache::descriptor::{BlockDescriptor, BlockUse, DescriptorRef};
 use crate::cache::membarrier;
 use crate::cache::shared_cache::SharedCache;
-use crate::cache::thread_cache::{Batch, Refusal, ThreadMagazines};
+use crate::cache::thread_cache::{Refusal, ThreadMagazines};
 use crate::cache::thread_index::ThreadExit as _;
 use crate::pool::record::{Block, Record, UNPOOLED};
 use crate::tags::Tag;
@@ -164,19 +164,22 @@ impl<M: Memory> SharedCache<M> {
         };
         let mut record = Some(record);
         let done = self.without_sweep(|magazines| {
-            let Some(magazines) = magazines else { return (None, credit) };
+            let Some(magazines) = magazines else { return credit };
             magazines.credit += credit;
-            let over = magazines.spill(class).map(|batch| self.enqueue_batch(class, batch));
-            // If credit is short, the block goes into the shared queue below.
-            let _ = magazines.put(class, weight, tag, &mut record);
-            (over, 0)
+            if let Some(queue) = self.queues.get(class) {
+                magazines.spill(queue, self.now());
+            }
+            match magazines.put(class, weight, tag, &mut record) {
+                Ok(()) => 0,
+                // Credit is short, or the queue had no room for blocks of the magazine. The block is
+                // released to the queue below.
+                Err(_) => magazines.surplus(class, weight),
+            }
         });
-        let (over, unused) = done.unwrap_or((None, 0));
-        self.limit.release(unused);
+        self.limit.release(done.unwrap_or(0));
         if let Some(record) = record {
             self.release_shared(class, tag, record);
         }
-        drop(over);
         drop(kept);
     }
 
@@ -229,15 +232,5 @@ impl<M: Memory> SharedCache<M> {
                 drop(self.enqueue(record.class, record));
             }
         }
-    }
-
-    /// [`enqueue`](Self::enqueue) for several blocks of a class.
-    fn enqueue_batch(&self, class: usize, mut batch: Batch<Block<M>>) -> Batch<Block<M>> {
-        if let Some(queue) = self.queues.get(class) {
-            queue.put(|| batch.pop(), self.now());
-        }
-        self.unreserve(class, batch.len());
-        self.count_eviction(class, batch.len());
-        batch
     }
 }

@@ -41,8 +41,6 @@ pub(crate) struct SharedCache<M: Memory> {
     unregistered_tally: Mutex<Tally>,
     /// The depth of each class's magazines.
     depths: Box<[usize]>,
-    /// The depth of each class's magazines for a stream.
-    stream_depths: Box<[usize]>,
     /// The clock for idle classes; see [`now`](Self::now).
     clock: CachePadded<AtomicU64>,
     /// The time when unused credit was last collected.
@@ -51,11 +49,6 @@ pub(crate) struct SharedCache<M: Memory> {
     /// shared queue can be found without a sweep.
     pressure: CachePadded<AtomicU64>,
 }
-
-/// The maximum size of a block that a thread keeps for a stream, as a fraction of the limit on
-/// cached bytes. If threads kept no large blocks, every use of a large block would go through the
-/// pending frees.
-const STREAM_SHARE: u64 = 64;
 
 /// The number of releases after an exhaustion that bypass the magazines.
 const PRESSURE: u64 = 256;
@@ -76,11 +69,6 @@ impl<M: Memory> SharedCache<M> {
             let fitting = usize::try_from(fitting).unwrap_or(MAGAZINE);
             fitting.min(options.magazine_depth).min(MAGAZINE)
         };
-        let stream_depth = |class| {
-            let keeps = options.magazine_depth > 0 && !options.magazine_bytes.is_zero();
-            let keeps_one = keeps && table.size(class) <= options.cached_bytes.get() / STREAM_SHARE;
-            depth(class).max(usize::from(keeps_one))
-        };
         let occupied = Occupied::new(table.len());
         let queue = |class| {
             let occupied = Arc::clone(&occupied);
@@ -90,7 +78,6 @@ impl<M: Memory> SharedCache<M> {
             descriptors: Descriptors::new(),
             queues: (0..table.len()).map(queue).collect(),
             depths: (0..table.len()).map(depth).collect(),
-            stream_depths: (0..table.len()).map(stream_depth).collect(),
             limit: CacheLimit::new(if slabs { u64::MAX } else { options.cached_bytes.get() }),
             occupied,
             table,
@@ -204,22 +191,15 @@ impl<M: Memory> SharedCache<M> {
             return Some(record);
         }
         self.register_thread();
-        // At least one block, because the class has magazines.
-        let extra = self.depth(class).div_ceil(2);
+        let further = self.depth(class).div_ceil(2) - 1;
         let (record, surplus, counted) = self.without_sweep(|magazines| {
-            // A sweep may have excluded the thread from a magazine that has blocks, so the number
-            // of blocks is limited to the free capacity.
-            let room = magazines.as_ref().map_or(0, |magazines| magazines.room(class));
-            let mut batch = queue.take(1 + room.min(extra - 1), self.now())?;
-            let record = batch.pop()?;
-            let counted = magazines.is_some();
-            let surplus = magazines.map_or(weight, |magazines| {
-                magazines.count(tag, weight, true);
-                magazines.credit += weight;
-                magazines.refill(class, &mut batch);
-                magazines.surplus(class, weight)
-            });
-            Some((record, surplus, counted))
+            let Some(magazines) = magazines else {
+                return Some((queue.take_one(self.now())?, weight, false));
+            };
+            let record = magazines.refill(queue, further, self.now())?;
+            magazines.count(tag, weight, true);
+            magazines.credit += weight;
+            Some((record, magazines.surplus(class, weight), true))
         })??;
         self.limit.release(surplus);
         if !counted {
@@ -322,10 +302,8 @@ impl<M: Memory> SharedCache<M> {
         let Some((index, closed)) = thread_index::register(Arc::clone(self) as _) else { return };
         if let Some(place) = self.threads.get(index) {
             let has_streams = self.knows_streams();
-            let stream_depths = self.stream_depths.iter().copied().filter(|_| has_streams);
-            let depths = self.depths.iter().copied();
             let thread_cache =
-                || Box::new(CachePadded::new(ThreadCache::new(depths, stream_depths)));
+                || Box::new(CachePadded::new(ThreadCache::new(&self.depths, has_streams)));
             place.get_or_init(thread_cache).register();
         }
         drop(sweeping);
@@ -412,6 +390,21 @@ mod tests {
         for _ in 0..100 {
             assert_eq!(holders(), first);
         }
+    }
+
+    #[test]
+    fn releases_to_a_full_queue_reserve_no_more_bytes_than_a_magazine_can_use() {
+        const SIZE: ByteCount = ByteCount::kib(4);
+        let options =
+            PoolOptions { blocks_per_class: 4, magazine_depth: 4, ..PoolOptions::default() };
+        let pool = Pool::new(Simulated::new(SimulatedOptions::default()), options).unwrap();
+        let blocks: Vec<_> = (0..100).map(|_| pool.allocate_bytes(SIZE).unwrap()).collect();
+        drop(blocks);
+        let seen = pool.snapshot();
+        assert_eq!((seen.cached, seen.held), (ByteCount::kib(32), ByteCount::kib(32)));
+        assert!(pool.cache.limit.reserved() <= 12 * SIZE.get(), "8 blocks, and credit for 4");
+        pool.clear();
+        assert_eq!(pool.cache.limit.reserved(), 0);
     }
 
     #[test]

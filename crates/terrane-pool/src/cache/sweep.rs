@@ -15,10 +15,10 @@ use rustc_hash::FxHashMap;
 use terrane_core::Memory;
 use terrane_core::convert::to_u64;
 
-use crate::cache::class_queue::ClassQueue;
+use crate::cache::class_queue::{BATCH, Batch, ClassQueue};
 use crate::cache::membarrier;
 use crate::cache::shared_cache::SharedCache;
-use crate::cache::thread_cache::{BATCH, Batch, ThreadCache, ThreadMagazines};
+use crate::cache::thread_cache::{ThreadCache, ThreadMagazines};
 use crate::pool::record::Block;
 use crate::sync::{MutexGuard, Ordering};
 use crate::tags::Tag;
@@ -200,23 +200,18 @@ impl<M: Memory> SharedCache<M> {
         }
     }
 
-    /// Called before a request of `bytes` more from the upstream. If the request would raise the
-    /// peak of held bytes, frees as many cached bytes as the peak would rise by. Stops when the
-    /// cache is at most `percent` of the held bytes.
-    pub(crate) fn limit_peak(&self, bytes: u64, percent: u8) {
+    /// Returns the cached bytes to free before `bytes` more are requested from the upstream. That is
+    /// the amount by which the request would raise the peak of held bytes, but the cache keeps
+    /// `percent` of the held bytes.
+    pub(crate) fn excess(&self, bytes: u64, percent: u8) -> u64 {
         if self.table.blocks_per_slab().is_some() {
             // A slab is kept until all of its blocks are dropped.
-            return;
+            return 0;
         }
         let (held, peak) = (self.account.held(), self.account.peak());
-        let mut surplus = held.saturating_add(bytes).saturating_sub(peak);
-        let most = (held / 100 * u64::from(percent)).max(ALWAYS_CACHED);
-        while surplus > 0
-            && let Some(over) = self.limit.reserved().checked_sub(most).filter(|&over| over > 0)
-            && let Some(blocks) = self.evict_oldest(None, over.min(surplus))
-        {
-            surplus = surplus.saturating_sub(self.drop_evicted(blocks));
-        }
+        let kept = (held / 100 * u64::from(percent)).max(ALWAYS_CACHED);
+        let rise = held.saturating_add(bytes).saturating_sub(peak);
+        rise.min(self.limit.reserved().saturating_sub(kept))
     }
 
     /// Refuses requests from now on, and drops all cached blocks. Gates stay closed, so late

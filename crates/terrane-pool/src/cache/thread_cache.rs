@@ -20,6 +20,7 @@ use std::sync::Arc;
 use terrane_core::Label;
 use terrane_core::convert::to_u64;
 
+use crate::cache::class_queue::ClassQueue;
 use crate::cache::membarrier;
 use crate::cache::stack::Stack;
 use crate::streams::fence::StreamId;
@@ -29,12 +30,6 @@ use crate::tags::{Tag, Tally};
 /// The maximum number of blocks in a magazine. With its counters, a magazine then fills four cache
 /// lines.
 pub(crate) const MAGAZINE: usize = 28;
-/// The most blocks that move between a magazine and the shared queue at a time. It is half a
-/// magazine, so a run of allocations or of releases does not access the queue each time.
-pub(crate) const BATCH: usize = MAGAZINE / 2;
-
-/// Blocks that move between a magazine and a shared queue.
-pub(crate) type Batch<B> = Stack<B, BATCH>;
 
 /// The magazines of one thread behind their gate.
 #[derive(Debug)]
@@ -58,13 +53,10 @@ const UNREGISTERED: usize = 2;
 unsafe impl<B: Send> Sync for ThreadCache<B> {}
 
 impl<B> ThreadCache<B> {
-    /// Creates an unregistered cache of empty magazines with the depths `depths`. The magazines for
-    /// a stream have the depths `stream_depths`, if any.
-    pub(crate) fn new(
-        depths: impl Iterator<Item = usize>,
-        stream_depths: impl Iterator<Item = usize>,
-    ) -> Self {
-        let magazines = ThreadMagazines::new(depths, stream_depths);
+    /// Creates an unregistered cache of empty magazines with the depths `depths`, and as many for a
+    /// stream if `has_streams`.
+    pub(crate) fn new(depths: &[usize], has_streams: bool) -> Self {
+        let magazines = ThreadMagazines::new(depths, has_streams);
         Self {
             inside: AtomicBool::new(false),
             gate: AtomicUsize::new(UNREGISTERED),
@@ -230,20 +222,18 @@ impl<B> Magazine<B> {
 }
 
 impl<B> ThreadMagazines<B> {
-    fn new(
-        depths: impl Iterator<Item = usize>,
-        stream_depths: impl Iterator<Item = usize>,
-    ) -> Self {
-        let magazine = |depth| Magazine { blocks: Stack::new(), depth, hits: 0, shared_hits: 0 };
+    fn new(depths: &[usize], has_streams: bool) -> Self {
+        let magazine = |&depth| Magazine { blocks: Stack::new(), depth, hits: 0, shared_hits: 0 };
+        let of_stream = if has_streams { depths } else { &[] };
         Self {
             credit: 0,
             tally: Arc::default(),
             label: None,
-            classes: depths.map(magazine).collect(),
+            classes: depths.iter().map(magazine).collect(),
             stream: StreamMagazines {
                 id: None,
                 other_streams: 0,
-                classes: stream_depths.map(magazine).collect(),
+                classes: of_stream.iter().map(magazine).collect(),
             },
         }
     }
@@ -343,45 +333,36 @@ impl<B> ThreadMagazines<B> {
         credit
     }
 
-    /// Removes about half of a full magazine for the shared queue. The removed blocks need not be
-    /// the oldest.
-    pub(crate) fn spill(&mut self, class: usize) -> Option<Batch<B>> {
-        let magazine = self.classes.get_mut(class)?;
-        if magazine.depth == 0 || magazine.blocks.len() < magazine.depth {
-            return None;
+    /// Moves half of a full magazine to its shared queue. The blocks need not be the oldest.
+    pub(crate) fn spill(&mut self, queue: &ClassQueue<B>, now: u64) {
+        let Some(magazine) = self.classes.get_mut(queue.class()) else { return };
+        if magazine.depth > 0 && magazine.blocks.len() >= magazine.depth {
+            let mut left = magazine.depth.div_ceil(2);
+            let next = || {
+                left = left.checked_sub(1)?;
+                magazine.blocks.pop()
+            };
+            queue.put(next, now);
         }
-        let count = magazine.depth.div_ceil(2).min(BATCH);
-        let mut batch = Batch::new();
-        for block in magazine.blocks.by_ref().take(count) {
-            // A batch has capacity for its own length.
-            let _ = batch.push(block);
-        }
-        Some(batch)
     }
 
-    /// Returns the number of blocks that fit into the magazine of `class`.
-    pub(crate) fn room(&self, class: usize) -> usize {
-        let magazine = self.classes.get(class);
-        magazine.map_or(0, |magazine| magazine.depth.saturating_sub(magazine.blocks.len()))
-    }
-
-    /// Moves all blocks of a batch, which already count to the limit, into the magazine of `class`.
-    /// The magazine must have enough [`room`](Self::room).
-    pub(crate) fn refill(&mut self, class: usize, batch: &mut Batch<B>) {
-        let Some(magazine) = self.classes.get_mut(class) else { return };
-        magazine.shared_hits += 1;
-        while magazine.blocks.len() < magazine.depth
-            && let Some(block) = batch.pop()
-        {
-            // The loop condition checked the capacity.
+    /// Takes a block from the shared queue, and up to `further` more blocks for the magazine. All of
+    /// them count to the limit.
+    pub(crate) fn refill(&mut self, queue: &ClassQueue<B>, further: usize, now: u64) -> Option<B> {
+        let magazine = self.classes.get_mut(queue.class())?;
+        // If a sweep has excluded the thread, its magazine may have blocks.
+        let room = magazine.depth.saturating_sub(magazine.blocks.len());
+        let block = queue.take(further.min(room), now, |block| {
+            // There is room for every block.
             let _ = magazine.blocks.push(block);
-        }
+        })?;
+        magazine.shared_hits += 1;
+        Some(block)
     }
 
-    /// Removes the credit that exceeds the need of the largest magazine of `class`.
+    /// Removes the credit that exceeds the need of a magazine of `class`.
     pub(crate) fn surplus(&mut self, class: usize, weight: u64) -> u64 {
-        let depths = [&self.classes, &self.stream.classes].map(|all| all.get(class));
-        let depth = depths.into_iter().flatten().map(|magazine| magazine.depth).max().unwrap_or(0);
+        let depth = self.classes.get(class).map_or(0, |magazine| magazine.depth);
         let room = weight.checked_mul(to_u64(depth)).unwrap_or(0);
         let surplus = self.credit.saturating_sub(room);
         self.credit -= surplus;

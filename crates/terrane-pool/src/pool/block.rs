@@ -1,12 +1,9 @@
 //! A block in use: an owned handle that returns to its pool when dropped.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
-use terrane_core::convert::to_u64;
 use terrane_core::{
     ByteCount, CapabilityReport, DeviceAddress, Location, Memory, RegistrationRecord, StorageKind,
 };
@@ -22,8 +19,8 @@ use crate::streams::fence::{Access, StreamId};
 /// Dropping it, on any thread, returns the block to its pool, even if the pool was dropped. It is
 /// neither `Copy` nor `Clone`, so releasing a block twice, or to another pool, does not compile.
 ///
-/// Its [length](Memory::length) is the granted size, which is at least the size
-/// [requested](Self::requested).
+/// Its [length](Memory::length) is the [granted](Self::granted) size, which is at least the size
+/// requested. The block does not keep the size requested.
 pub struct PoolBlock<M: Memory> {
     record: ManuallyDrop<Block<M>>,
     descriptor: DescriptorRef<M>,
@@ -51,20 +48,8 @@ impl<M: Memory> PoolBlock<M> {
 
     /// Marks the block as used by streams; its record lists them.
     fn set_listed(&mut self) {
-        self.record.requested = self.requested().get();
         let BlockDescriptor { class, tag, .. } = self.descriptor();
         self.descriptor = self.record.cache.descriptor(class, tag, BlockUse::Listed);
-    }
-
-    /// Returns the bytes requested.
-    #[must_use]
-    pub fn requested(&self) -> ByteCount {
-        let descriptor = self.descriptor();
-        ByteCount::new(if descriptor.is == BlockUse::Whole {
-            descriptor.weight
-        } else {
-            self.record.requested
-        })
     }
 
     /// Returns the usable bytes: the size of the block.
@@ -123,29 +108,6 @@ impl<M: Memory> PoolBlock<M> {
         self.set_listed();
         Ok(())
     }
-
-    /// Returns a view of the first `count` elements of the block as `T`s. The view contains their
-    /// location, and proves that they fit the requested bytes and are aligned.
-    ///
-    /// # Errors
-    ///
-    /// [`PoolError::ViewDoesNotFit`] if they do not fit or are not aligned.
-    pub fn typed<T>(&self, count: usize) -> Result<TypedSpan<'_, T>, PoolError> {
-        let location = self.location();
-        let (element, alignment) = (size_of::<T>(), align_of::<T>());
-        let bytes = count.checked_mul(element).map(ByteCount::from_usize);
-        let fits = bytes.is_some_and(|bytes| bytes <= self.requested());
-        if !fits || location.alignment().get() < to_u64(alignment) {
-            return Err(PoolError::ViewDoesNotFit {
-                count,
-                element,
-                alignment,
-                requested: self.requested(),
-                available: location.alignment(),
-            });
-        }
-        Ok(TypedSpan { location, count, block: PhantomData })
-    }
 }
 
 impl<M: Memory> Drop for PoolBlock<M> {
@@ -196,43 +158,10 @@ unsafe impl<M: Memory> Memory for PoolBlock<M> {
 impl<M: Memory> fmt::Debug for PoolBlock<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PoolBlock")
-            .field("requested", &self.requested())
             .field("granted", &self.granted())
             .field("location", &self.location())
             .field("stream", &self.stream())
             .finish_non_exhaustive()
-    }
-}
-
-/// The location of `count` elements of a type in a block, with checked size and alignment.
-///
-/// It borrows the block, so it cannot outlive it.
-#[derive(Debug)]
-pub struct TypedSpan<'block, T> {
-    location: Location,
-    count: usize,
-    block: PhantomData<(&'block (), NonNull<T>)>,
-}
-
-impl<T> TypedSpan<'_, T> {
-    /// Returns the number of elements.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.count
-    }
-
-    /// Returns the location of the first element: a multiple of its alignment.
-    #[must_use]
-    pub fn location(&self) -> Location {
-        self.location
-    }
-
-    /// Returns a pointer to the first element in host memory; `None` for other memory. The caller
-    /// is responsible for accesses through it: the bytes are initialised, but a device may be using
-    /// them.
-    #[must_use]
-    pub fn host_pointer(&self) -> Option<NonNull<T>> {
-        NonNull::new(self.location.as_host()?.as_ptr().cast())
     }
 }
 

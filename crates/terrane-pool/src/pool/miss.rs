@@ -6,6 +6,7 @@ use terrane_core::{Allocate, AllocateError, ByteCount, Label, Memory, RegionRequ
 
 use super::Pool;
 use super::account::Held;
+use super::block::PoolBlock;
 use super::record::{Block, Record, UNPOOLED};
 use crate::cache::shared_cache::SharedCache;
 use crate::error::PoolError;
@@ -39,6 +40,24 @@ impl<A: Allocate> Pool<A> {
         Some(free)
     }
 
+    /// Takes a cached block of a slightly larger class, if a block from the upstream would evict
+    /// cached blocks.
+    pub(super) fn take_larger(
+        &self,
+        class: usize,
+        bytes: ByteCount,
+        tag: Tag,
+    ) -> Option<PoolBlock<A::Memory>> {
+        if self.cache.excess(self.cache.table.size(class), self.options.cached_percent) == 0 {
+            return None;
+        }
+        let last = self.cache.table.last_within(class, bytes, self.options.larger_class_waste);
+        (class + 1..=last).find_map(|class| {
+            let record = self.cache.take(class, tag).or_else(|| self.cache.take_shared(class, tag));
+            Some(self.block(record?, class, tag))
+        })
+    }
+
     /// Allocates a block of `class` from the upstream. It does not yet count as live.
     pub(crate) fn fetch(
         &self,
@@ -47,7 +66,7 @@ impl<A: Allocate> Pool<A> {
     ) -> Result<Block<A::Memory>, AllocateError> {
         let size = self.cache.table.size(class);
         let blocks = self.cache.table.blocks_per_slab();
-        self.cache.limit_peak(size * u64::from(blocks.unwrap_or(1)), self.options.cached_percent);
+        self.cache.evict(self.cache.excess(size, self.options.cached_percent));
         let Some(count) = blocks else {
             let held = self.obtain(ByteCount::new(size), size, label)?;
             return Ok(Record::whole(&self.cache, held, class, size));

@@ -203,7 +203,7 @@ impl<A: Allocate> Pool<A> {
         tag: Tag,
     ) -> Result<PoolBlock<A::Memory>, AllocateError> {
         if let Some(class) = self.cache.table.class_of(bytes.get())
-            && let Some(block) = self.take(class, bytes, tag)
+            && let Some(block) = self.take(class, tag)
         {
             return Ok(block);
         }
@@ -231,7 +231,7 @@ impl<A: Allocate> Pool<A> {
         if let Some(class) = class
             && let Some(record) = self.cache.take_on(class, tag, stream)
         {
-            return Ok(self.make_block(record, request.bytes, tag).on_stream(stream));
+            return Ok(self.make_block(record, tag).on_stream(stream));
         }
         // A block found here is free for this stream alone. It is always returned to the caller,
         // even if the pool closes meanwhile, and never dropped.
@@ -239,9 +239,9 @@ impl<A: Allocate> Pool<A> {
         let block = match open.and_then(|class| pending.take_on(class, stream)) {
             Some(record) => {
                 self.cache.count(tag, record.granted, true);
-                Ok(self.make_block(record, request.bytes, tag))
+                Ok(self.make_block(record, tag))
             }
-            None => match class.and_then(|class| self.take(class, request.bytes, tag)) {
+            None => match class.and_then(|class| self.take(class, tag)) {
                 Some(block) => Ok(block),
                 None => self.allocate_slowly(request, tag, Some(stream)),
             },
@@ -327,59 +327,42 @@ impl<A: Allocate> Pool<A> {
         }
         let Some(class) = self.class_of(request) else {
             let record = self.or_reclaim(request, tag, None, stream, || self.fetch_one(request))?;
-            return Ok(self.make_block(record, request.bytes, tag));
+            return Ok(self.make_block(record, tag));
         };
         if let Some(record) = self.cache.take_shared(class, tag) {
-            return Ok(self.block(record, class, request.bytes, tag));
+            return Ok(self.block(record, class, tag));
         }
         self.cache.count_miss(class);
         if let Some(record) = self.take_pending(class, tag, stream) {
-            return Ok(self.make_block(record, request.bytes, tag));
+            return Ok(self.make_block(record, tag));
+        }
+        if let Some(block) = self.take_larger(class, request.bytes, tag) {
+            return Ok(block);
         }
         let fetch = || self.fetch(class, &request.label);
         let record = self.or_reclaim(request, tag, Some(class), stream, fetch)?;
-        Ok(self.make_block(record, request.bytes, tag))
+        Ok(self.make_block(record, tag))
     }
 
     /// Takes a block from the thread's magazine.
     #[inline]
-    fn take(&self, class: usize, bytes: ByteCount, tag: Tag) -> Option<PoolBlock<A::Memory>> {
+    fn take(&self, class: usize, tag: Tag) -> Option<PoolBlock<A::Memory>> {
         let record = self.cache.take(class, tag)?;
-        Some(self.block(record, class, bytes, tag))
+        Some(self.block(record, class, tag))
     }
 
     /// Creates a block in use from a block of the class.
     #[inline]
-    fn block(
-        &self,
-        mut record: Block<A::Memory>,
-        class: usize,
-        bytes: ByteCount,
-        tag: Tag,
-    ) -> PoolBlock<A::Memory> {
-        let is = if bytes.get() == self.cache.weight(class) {
-            BlockUse::Whole
-        } else {
-            // The cache line may be in no CPU cache. A store does not wait for it, but a load
-            // would.
-            record.requested = bytes.get();
-            BlockUse::Plain
-        };
-        PoolBlock::new(record, self.cache.descriptor(class, tag, is))
+    fn block(&self, record: Block<A::Memory>, class: usize, tag: Tag) -> PoolBlock<A::Memory> {
+        PoolBlock::new(record, self.cache.descriptor(class, tag, BlockUse::Plain))
     }
 
     /// Creates a block in use from a block of any class, or of none.
-    fn make_block(
-        &self,
-        mut record: Block<A::Memory>,
-        bytes: ByteCount,
-        tag: Tag,
-    ) -> PoolBlock<A::Memory> {
+    fn make_block(&self, record: Block<A::Memory>, tag: Tag) -> PoolBlock<A::Memory> {
         let class = record.class;
         if class != UNPOOLED {
-            return self.block(record, class, bytes, tag);
+            return self.block(record, class, tag);
         }
-        record.requested = bytes.get();
         PoolBlock::new(record, self.cache.descriptor(class, tag, BlockUse::Listed))
     }
 }
@@ -404,7 +387,7 @@ unsafe impl<A: Allocate> Allocate for Pool<A> {
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         let tag = self.cache.tag(&request.label);
         if let Some(class) = self.class_of(request)
-            && let Some(block) = self.take(class, request.bytes, tag)
+            && let Some(block) = self.take(class, tag)
         {
             return Ok(block);
         }

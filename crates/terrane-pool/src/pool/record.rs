@@ -23,7 +23,6 @@ pub(crate) struct Record<M: Memory> {
     pub(crate) cache: Arc<SharedCache<M>>,
     pub(crate) class: usize,
     pub(crate) granted: u64,
-    pub(crate) requested: u64,
     /// The streams that the block waits for. Empty, unless streams use the block, or it is pending
     /// or kept for a stream.
     pub(crate) uses: StreamUses,
@@ -75,7 +74,6 @@ impl<M: Memory> Record<M> {
         Box::new(Self {
             class,
             granted,
-            requested: granted,
             uses: StreamUses::default(),
             cache: Arc::clone(cache),
             location,

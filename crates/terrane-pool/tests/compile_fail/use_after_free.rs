@@ -1,4 +1,4 @@
-//! A released block has no location, and a view of it does not outlive it.
+//! A released block has no location, and a borrow of its memory does not outlive it.
 
 use terrane_core::Memory;
 use terrane_pool::{PoolBlock, StreamId};
@@ -8,10 +8,10 @@ fn use_after_release<M: Memory>(block: PoolBlock<M>) {
     block.location();
 }
 
-fn view_after_release<M: Memory>(block: PoolBlock<M>) {
-    let view = block.typed::<u32>(4);
+fn borrow_after_release<M: Memory>(block: PoolBlock<M>) {
+    let memory: &dyn Memory = &block;
     drop(block);
-    drop(view);
+    memory.location();
 }
 
 fn main() {}

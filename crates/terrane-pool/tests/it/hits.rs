@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrane_core::{Allocate, ByteCount, Label, RegionRequest};
-use terrane_pool::{Access, Pool, PoolOptions, StreamId};
+use terrane_pool::{Pool, PoolOptions, StreamId};
 use terrane_testkit::simulated::SimulatedStreams;
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{Interest, with_default};
@@ -70,26 +70,34 @@ fn a_miss_returns_cached_blocks_only_to_stay_below_the_peak() {
 }
 
 #[test]
-fn blocks_know_their_requested_size() {
+fn a_miss_at_the_peak_takes_a_cached_block_of_a_slightly_larger_class() {
+    let upstream = Counted::unlimited();
+    let options = PoolOptions { magazine_depth: 0, ..PoolOptions::default() };
+    let pool = Pool::new(upstream.clone(), options).unwrap();
+    let allocate = |bytes| pool.allocate_bytes(bytes).unwrap();
+    drop((0..100).map(|_| allocate(ByteCount::mib(20))).collect::<Vec<_>>());
+    assert_eq!(upstream.allocations(), 100);
+
+    let close = allocate(ByteCount::mib(18));
+    assert_eq!(close.granted(), ByteCount::mib(20), "within a waste of 25 %");
+    assert_eq!(upstream.allocations(), 100);
+    let far = allocate(ByteCount::mib(14));
+    assert_eq!(far.granted(), ByteCount::mib(14), "20 MiB would waste more");
+    assert_eq!(upstream.allocations(), 101);
+    let seen = pool.snapshot();
+    assert!(seen.held <= ByteCount::mib(2000) && seen.held == upstream.bytes(), "{}", seen.held);
+    assert_eq!(seen.live, ByteCount::mib(34));
+    drop((close, far));
+    drop(pool);
+    upstream.assert_empty();
+}
+
+#[test]
+fn a_block_that_is_released_on_a_stream_no_longer_counts_to_its_label() {
     let streams = SimulatedStreams::new(1);
     let stream = StreamId::new(1);
     let fences = Arc::new(streams.clone());
     let pool = Pool::with_fences(Counted::unlimited(), PoolOptions::default(), fences).unwrap();
-    // Less than the class, exactly the class, and more than the largest class.
-    for bytes in [4000, 4096, (1 << 30) + 1].map(ByteCount::new) {
-        for _ in 0..3 {
-            let mut block = pool.allocate_bytes(bytes).unwrap();
-            assert_eq!(block.requested(), bytes);
-            block.record_use(stream, Access::Write).unwrap();
-            assert_eq!(block.requested(), bytes);
-            drop(block);
-            let block = pool.allocate_on(stream, &RegionRequest::new(bytes)).unwrap();
-            assert_eq!((block.requested(), block.stream()), (bytes, Some(stream)));
-            drop(block);
-            streams.run_all();
-            pool.reap();
-        }
-    }
     let labelled = RegionRequest::new(ByteCount::kib(4)).labelled("kv");
     let block = pool.allocate(&labelled).unwrap();
     assert_eq!(pool.snapshot().labels, [(Label::from("kv"), ByteCount::kib(4))]);

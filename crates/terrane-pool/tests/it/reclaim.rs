@@ -110,7 +110,7 @@ fn a_full_pool_of_mixed_sizes_holds_at_most_a_quarter_more_than_requested() {
     let upstream = Counted::new(ByteCount::mib(256));
     let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
     let mut random = random();
-    let (mut live, mut requested): (Vec<Block>, u64) = (Vec::new(), 0);
+    let (mut live, mut requested): (Vec<(Block, u64)>, u64) = (Vec::new(), 0);
     let (mut refusals, mut worst) = (0, 0);
     while refusals < 3_000 {
         let bytes = match random(10) {
@@ -121,14 +121,14 @@ fn a_full_pool_of_mixed_sizes_holds_at_most_a_quarter_more_than_requested() {
         match pool.allocate_bytes(ByteCount::new(bytes)) {
             Ok(block) => {
                 requested += bytes;
-                live.push(block);
+                live.push((block, bytes));
             }
             Err(error) => {
                 assert!(error.is_exhaustion(), "{error}");
                 refusals += 1;
                 worst = worst.max(upstream.bytes().get() * 100 / requested);
                 let index = random(live.len());
-                requested -= live.swap_remove(index).requested().get();
+                requested -= live.swap_remove(index).1;
             }
         }
     }

@@ -42,8 +42,8 @@ fn the_same_stream_reuses_at_once_and_without_a_fence() {
     upstream.assert_empty();
 }
 
-/// By default, this includes a block too large for a magazine, up to a 64th of the cached bytes. It
-/// excludes larger blocks, and all blocks if threads may keep nothing.
+/// By default, a thread keeps blocks of up to 64 MiB for its stream. It keeps none if its magazines
+/// may have no bytes.
 #[test]
 fn a_thread_keeps_a_large_block_of_its_stream() {
     let hits = |bytes: ByteCount, options: PoolOptions| {
@@ -61,7 +61,7 @@ fn a_thread_keeps_a_large_block_of_its_stream() {
     // For the first two blocks, the thread has no stream magazines yet. After them, no block
     // becomes pending.
     let (mib, default) = (ByteCount::mib, PoolOptions::default);
-    let small = PoolOptions { cached_bytes: mib(512), ..default() };
+    let small = PoolOptions { magazine_bytes: mib(8), ..default() };
     let none = PoolOptions { magazine_bytes: ByteCount::ZERO, ..default() };
     assert_eq!(hits(mib(64), default()), hits(PAGE, default()));
     assert_eq!(hits(mib(8), small.clone()), hits(PAGE, default()));

@@ -65,13 +65,14 @@ fn fill(classes: SizeClasses) -> anyhow::Result<(f64, f64)> {
             let time = before.elapsed();
             if let Ok(block) = result {
                 requested += bytes;
-                live.push(block);
+                live.push((block, bytes));
                 break;
             }
             times.push(time.as_secs_f64() * 1e9);
             ratio += upstream.live() as f64 / requested as f64;
-            let victim = live.swap_remove(random.below(live.len()));
-            requested -= victim.requested().get();
+            let (victim, bytes) = live.swap_remove(random.below(live.len()));
+            requested -= bytes;
+            drop(victim);
         }
     }
     let ratio = ratio / times.len() as f64;
