@@ -1,7 +1,7 @@
 //! Pools, budgets and adaptors over any source of memory: device, pinned, system or disk.
 //!
 //! A [`Pool`] keeps freed memory in size classes for the next request. A hit and its release take
-//! about 14 ns together on each thread, for any number of threads. The cached bytes have an exact
+//! about 10 ns together on each thread, for any number of threads. The cached bytes have an exact
 //! limit. Blocks that streams use are reused in the order of the streams. When memory runs out, the
 //! pool tries several steps to reclaim memory before it refuses. A pool is an
 //! [`Allocate`](terrane_core::Allocate) over another, and so is every adaptor in [`adaptors`]. They

@@ -72,12 +72,12 @@ impl<M: Memory> DescriptorRef<M> {
     ///
     /// # Safety
     ///
-    /// The shared cache of the descriptor must be alive.
+    /// The shared cache of the descriptor must be alive for `'cache`.
     #[inline]
-    pub(crate) unsafe fn get(self) -> BlockDescriptor<M> {
+    pub(crate) unsafe fn get<'cache>(self) -> &'cache BlockDescriptor<M> {
         // SAFETY: the shared cache owns the descriptor and does not move it. The caller promises
         // that the cache is alive.
-        unsafe { *self.0.as_ref() }
+        unsafe { self.0.as_ref() }
     }
 }
 

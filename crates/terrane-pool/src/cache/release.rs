@@ -20,15 +20,15 @@ impl<M: Memory> SharedCache<M> {
     #[inline]
     pub(crate) fn release(record: Block<M>, descriptor: DescriptorRef<M>) {
         // SAFETY: the record keeps its shared cache alive, and this function owns the record.
-        let descriptor = unsafe { descriptor.get() };
-        if descriptor.is == BlockUse::Listed {
+        // The fields are read one by one, because a copy of all would go through the stack.
+        let &BlockDescriptor { cache, class, weight, tag, is } = unsafe { descriptor.get() };
+        if is == BlockUse::Listed {
             return Self::release_listed(record, descriptor);
         }
         let mut record = Some(record);
         // SAFETY: as above, while `record` owns the block. If the block is now in a magazine of
         // this thread, the thread has registered there, and keeps the shared cache alive.
-        let cache = unsafe { descriptor.cache.as_ref() };
-        let BlockDescriptor { class, weight, tag, .. } = descriptor;
+        let cache = unsafe { cache.as_ref() };
         let work = |magazines: &mut ThreadMagazines<Block<M>>| {
             magazines.put(class, weight, tag, &mut record)
         };
@@ -39,8 +39,9 @@ impl<M: Memory> SharedCache<M> {
     }
 
     /// Returns a block that is not pooled, or that streams may use.
-    fn release_listed(record: Block<M>, descriptor: BlockDescriptor<M>) {
-        let BlockDescriptor { class, weight, tag, .. } = descriptor;
+    fn release_listed(record: Block<M>, descriptor: DescriptorRef<M>) {
+        // SAFETY: as in `release`.
+        let &BlockDescriptor { cache, class, weight, tag, .. } = unsafe { descriptor.get() };
         if class != UNPOOLED && record.uses.is_free() {
             let plain = record.cache.descriptor(class, tag, BlockUse::Plain);
             return Self::release(record, plain);
@@ -51,7 +52,7 @@ impl<M: Memory> SharedCache<M> {
             && let Some(stream) = block.uses.only_own()
         {
             // SAFETY: as in `release`.
-            let cache = unsafe { descriptor.cache.as_ref() };
+            let cache = unsafe { cache.as_ref() };
             cache.enter(|magazines| magazines.put_on(stream, (class, weight), tag, &mut record));
         }
         if let Some(record) = record {
@@ -113,12 +114,13 @@ impl<M: Memory> SharedCache<M> {
     }
 
     #[cold]
-    fn release_slowly(record: Block<M>, descriptor: BlockDescriptor<M>, refusal: Option<Refusal>) {
-        let BlockDescriptor { class, weight, tag, .. } = descriptor;
+    fn release_slowly(record: Block<M>, descriptor: DescriptorRef<M>, refusal: Option<Refusal>) {
+        // SAFETY: as in `release`.
+        let &BlockDescriptor { cache, class, weight, tag, .. } = unsafe { descriptor.get() };
         // SAFETY: until the block is stored, it keeps its shared cache alive. Afterwards `kept`
         // does, or this thread does, because it has registered there. Foreign code may end that
         // registration, but the thread runs none before the last use of the cache.
-        let cache = unsafe { descriptor.cache.as_ref() };
+        let cache = unsafe { cache.as_ref() };
         let mut kept = None;
         if !cache.is_registered() {
             record.cache.register_thread();

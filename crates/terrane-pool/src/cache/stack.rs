@@ -1,5 +1,7 @@
 //! A stack of a few values, stored inline.
 
+use std::mem::ManuallyDrop;
+
 /// At most `N` values; the last pushed is the first popped.
 #[derive(Debug)]
 pub(crate) struct Stack<T, const N: usize> {
@@ -25,7 +27,8 @@ impl<T, const N: usize> Stack<T, N> {
     #[inline]
     pub(crate) fn push(&mut self, value: T) -> Result<(), T> {
         let Some(place) = self.values.get_mut(self.length) else { return Err(value) };
-        *place = Some(value);
+        // The place is empty, and this stack owns `value`. A drop would read the place first.
+        let _ = ManuallyDrop::new(place.replace(value));
         self.length += 1;
         Ok(())
     }

@@ -36,7 +36,7 @@ impl<M: Memory> PoolBlock<M> {
     #[inline]
     fn descriptor(&self) -> BlockDescriptor<M> {
         // SAFETY: the record keeps its cache alive.
-        unsafe { self.descriptor.get() }
+        *unsafe { self.descriptor.get() }
     }
 
     /// Sets the stream that the block is released on.
