@@ -40,8 +40,9 @@ pub struct PoolOptions {
     /// percent. Above it, the miss takes a cached block of a slightly larger class (see
     /// [`larger_class_waste`](Self::larger_class_waste)). If there is none, it first frees cached
     /// blocks to the upstream, beginning with the least recently used class. So the peak stays near
-    /// the bytes in use. Caches of up to 64 MiB are never reduced, and 100 disables this limit.
-    /// Default: 10.
+    /// the bytes in use. Blocks in magazines count as cached, but a miss does not free them; only an
+    /// exhaustion or a trim does. Caches of up to 64 MiB are never reduced, and 100 disables this
+    /// limit. Default: 10.
     pub cached_percent: u8,
     /// The most blocks that the shared queue of a class keeps; never exceeded. The magazine of each
     /// thread holds up to [`magazine_depth`](Self::magazine_depth) more. Slabs do not count.
@@ -58,8 +59,8 @@ pub struct PoolOptions {
     /// Default: 256.
     pub threads: usize,
     /// The most by which a cached block of a larger class may exceed the request that it serves, in
-    /// percent. A pool uses such a block if it is exhausted, or if a block from the upstream would
-    /// evict cached blocks. It uses still larger blocks only after it has freed cached blocks to the
+    /// percent. A pool uses such a block if it is exhausted. It also uses one for the host if a block
+    /// from the upstream would raise the peak, see [`cached_percent`](Self::cached_percent). It uses still larger blocks only after it has freed cached blocks to the
     /// upstream and was refused again. Default: 25.
     pub larger_class_waste: u8,
     /// The longest time in all that an exhausted pool waits for streams to finish with freed

@@ -48,7 +48,8 @@ pub struct ClassSnapshot {
     pub magazine_hits: u64,
     /// Requests served from the shared queue.
     pub shared_hits: u64,
-    /// Requests that neither the magazine nor the queue of this class served.
+    /// Requests that neither the magazine nor the queue of this class served. If a larger class
+    /// served one, that class counts a hit, too.
     pub misses: u64,
     /// Free blocks that were freed to the upstream.
     pub evictions: u64,

@@ -17,9 +17,8 @@ pub(crate) const BATCH: usize = 14;
 /// Evicted blocks of a class.
 pub(crate) type Batch<B> = Stack<B, BATCH>;
 
-/// The shared queue of a class: blocks behind a lock that is held for a few instructions. The block
-/// that was freed last is returned first, because its record is still in a CPU cache. The oldest
-/// block is evicted first.
+/// The shared queue of a class: blocks behind a lock that is held for a few instructions. The blocks
+/// that were added last are removed first. The oldest block is evicted first.
 #[derive(Debug)]
 pub(crate) struct ClassQueue<B> {
     queue: Mutex<Queue<B>>,
@@ -70,12 +69,12 @@ impl<B> ClassQueue<B> {
         result
     }
 
-    /// Removes the block that was freed last. `now` is the time.
+    /// Removes the block that was added last. `now` is the time.
     pub(crate) fn take_one(&self, now: u64) -> Option<B> {
         self.take(0, now, drop)
     }
 
-    /// Removes the block that was freed last. Passes the blocks before it to `keep`, at most
+    /// Removes the block that was added last. Passes the blocks before it to `keep`, at most
     /// `further`, under the lock.
     pub(crate) fn take(&self, further: usize, now: u64, mut keep: impl FnMut(B)) -> Option<B> {
         let block = self.with_blocks(|blocks| {
@@ -243,6 +242,12 @@ impl CacheLimit {
     #[inline]
     pub(crate) fn reserved(&self) -> u64 {
         self.reserved.load(Ordering::Relaxed)
+    }
+
+    /// Returns `bytes`, but at most 1/64 of the limit, so that a few threads cannot reserve all.
+    #[inline]
+    pub(crate) fn share(&self, bytes: u64) -> u64 {
+        bytes.min(self.limit / 64)
     }
 
     #[inline]

@@ -18,7 +18,7 @@ use crate::tags::{TAGS, Tag};
 /// How a block is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockUse {
-    /// The host alone uses the block. Its record is neither read nor written.
+    /// The host alone uses the block. A hit and a release neither read nor write its record.
     Plain,
     /// Streams may use the block, as its record lists, or the block is not pooled.
     Listed,

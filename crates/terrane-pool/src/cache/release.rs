@@ -76,7 +76,7 @@ impl<M: Memory> SharedCache<M> {
     /// have no credit yet, or serve another stream.
     fn prepare_stream_magazines(&self, record: &Record<M>) {
         let Some(stream) = record.uses.only_own() else { return };
-        if record.class == UNPOOLED || self.is_closed() {
+        if record.class == UNPOOLED || !self.has_magazine(record.class) || self.is_closed() {
             return;
         }
         let weight = self.weight(record.class);
@@ -167,16 +167,19 @@ impl<M: Memory> SharedCache<M> {
         let mut record = Some(record);
         let done = self.without_sweep(|magazines| {
             let Some(magazines) = magazines else { return credit };
-            magazines.credit += credit;
-            if let Some(queue) = self.queues.get(class) {
-                magazines.spill(queue, self.now());
-            }
-            match magazines.put(class, weight, tag, &mut record) {
-                Ok(()) => 0,
-                // Credit is short, or the queue had no room for blocks of the magazine. The block is
-                // released to the queue below.
-                Err(_) => magazines.surplus(class, weight),
-            }
+            let queue = self.queues.get(class);
+            let spilled = queue.map_or(0, |queue| magazines.spill(queue, self.now()));
+            // A full queue takes fewer blocks than the credit is for.
+            let used = if refusal == Some(Refusal::Full) {
+                credit.min(weight * to_u64(spilled))
+            } else {
+                credit
+            };
+            magazines.credit += used;
+            // Without credit, or if the magazine is still full, the block goes into the shared queue
+            // below.
+            let _ = magazines.put(class, weight, tag, &mut record);
+            credit - used
         });
         self.limit.release(done.unwrap_or(0));
         if let Some(record) = record {
@@ -185,10 +188,10 @@ impl<M: Memory> SharedCache<M> {
         drop(kept);
     }
 
-    /// Reserves credit for a full magazine if possible, to save later calls. Otherwise reserves
-    /// credit for one block.
+    /// Reserves credit for a full magazine if possible, to save later calls, but at most a
+    /// 64th of the limit. Otherwise reserves credit for one block.
     fn reserve_credit(&self, class: usize, weight: u64) -> Option<u64> {
-        let most = weight * to_u64(self.depth(class).max(1));
+        let most = self.limit.share(weight * to_u64(self.depth(class))).max(weight);
         if self.limit.reserve(most) {
             Some(most)
         } else {

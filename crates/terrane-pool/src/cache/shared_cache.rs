@@ -184,11 +184,7 @@ impl<M: Memory> SharedCache<M> {
         }
         let weight = self.weight(class);
         if !self.has_magazine(class) || self.has_pressure() {
-            let record = queue.take_one(self.now())?;
-            self.limit.release(weight);
-            queue.shared_hits.fetch_add(1, Ordering::Relaxed);
-            self.count(tag, weight, true);
-            return Some(record);
+            return self.take_one_shared(class, tag);
         }
         self.register_thread();
         let further = self.depth(class).div_ceil(2) - 1;
@@ -206,6 +202,17 @@ impl<M: Memory> SharedCache<M> {
             queue.shared_hits.fetch_add(1, Ordering::Relaxed);
             self.count(tag, weight, true);
         }
+        Some(record)
+    }
+
+    /// Removes a free block from the shared queue, and none for the magazine.
+    pub(crate) fn take_one_shared(&self, class: usize, tag: Tag) -> Option<Block<M>> {
+        let queue = self.queues.get(class)?;
+        let record = queue.take_one(self.now())?;
+        let weight = self.weight(class);
+        self.limit.release(weight);
+        queue.shared_hits.fetch_add(1, Ordering::Relaxed);
+        self.count(tag, weight, true);
         Some(record)
     }
 
@@ -252,10 +259,14 @@ impl<M: Memory> SharedCache<M> {
     }
 
     pub(crate) fn count_miss(&self, class: usize) {
-        self.tick();
         if let Some(queue) = self.queues.get(class) {
             queue.misses.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Returns the number of misses of the class.
+    pub(crate) fn misses(&self, class: usize) -> u64 {
+        self.queues.get(class).map_or(0, |queue| queue.misses.load(Ordering::Relaxed))
     }
 
     pub(crate) fn count_eviction(&self, class: usize, count: usize) {
@@ -396,13 +407,21 @@ mod tests {
     fn releases_to_a_full_queue_reserve_no_more_bytes_than_a_magazine_can_use() {
         const SIZE: ByteCount = ByteCount::kib(4);
         let options =
-            PoolOptions { blocks_per_class: 4, magazine_depth: 4, ..PoolOptions::default() };
+            PoolOptions { blocks_per_class: 5, magazine_depth: 4, ..PoolOptions::default() };
         let pool = Pool::new(Simulated::new(SimulatedOptions::default()), options).unwrap();
         let blocks: Vec<_> = (0..100).map(|_| pool.allocate_bytes(SIZE).unwrap()).collect();
         drop(blocks);
         let seen = pool.snapshot();
-        assert_eq!((seen.cached, seen.held), (ByteCount::kib(32), ByteCount::kib(32)));
-        assert!(pool.cache.limit.reserved() <= 12 * SIZE.get(), "8 blocks, and credit for 4");
+        assert_eq!((seen.cached, seen.held), (ByteCount::kib(36), ByteCount::kib(36)));
+        let class = pool.cache.table.class_of(SIZE.get()).unwrap();
+        // Each time, the queue has room for one block, and the magazine would move two.
+        for _ in 0..100 {
+            let taken = pool.cache.take_one_shared(class, Tag::NONE).unwrap();
+            let further = pool.fetch(class, &Label::default()).unwrap();
+            drop(pool.block(further, class, Tag::NONE));
+            drop(taken);
+        }
+        assert!(pool.cache.limit.reserved() <= 13 * SIZE.get(), "9 blocks, and credit for 4");
         pool.clear();
         assert_eq!(pool.cache.limit.reserved(), 0);
     }

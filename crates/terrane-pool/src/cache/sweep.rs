@@ -200,12 +200,25 @@ impl<M: Memory> SharedCache<M> {
         }
     }
 
-    /// Returns the cached bytes to free before `bytes` more are requested from the upstream. That is
-    /// the amount by which the request would raise the peak of held bytes, but the cache keeps
-    /// `percent` of the held bytes.
+    /// Frees cached bytes before `bytes` more are requested from the upstream, as many as the
+    /// [excess](Self::excess). Blocks in magazines stay there.
+    pub(crate) fn limit_peak(&self, bytes: u64, percent: u8) {
+        // Other threads evict, too, so the excess is read again for each batch.
+        while let excess @ 1.. = self.excess(bytes, percent)
+            && let Some(blocks) = self.evict_oldest(None, excess)
+        {
+            self.drop_evicted(blocks);
+        }
+    }
+
+    /// Returns the amount by which a request of `bytes` would raise the peak of held bytes, but at
+    /// most the cached bytes above `percent` of the held bytes. Reserved bytes count as cached.
     pub(crate) fn excess(&self, bytes: u64, percent: u8) -> u64 {
         if self.table.blocks_per_slab().is_some() {
             // A slab is kept until all of its blocks are dropped.
+            return 0;
+        }
+        if percent >= 100 {
             return 0;
         }
         let (held, peak) = (self.account.held(), self.account.peak());

@@ -333,10 +333,12 @@ impl<B> ThreadMagazines<B> {
         credit
     }
 
-    /// Moves half of a full magazine to its shared queue. The blocks need not be the oldest.
-    pub(crate) fn spill(&mut self, queue: &ClassQueue<B>, now: u64) {
-        let Some(magazine) = self.classes.get_mut(queue.class()) else { return };
-        if magazine.depth > 0 && magazine.blocks.len() >= magazine.depth {
+    /// Moves half of a full magazine to its shared queue, and returns the number of blocks that the
+    /// queue took. The blocks need not be the oldest.
+    pub(crate) fn spill(&mut self, queue: &ClassQueue<B>, now: u64) -> usize {
+        let Some(magazine) = self.classes.get_mut(queue.class()) else { return 0 };
+        let before = magazine.blocks.len();
+        if magazine.depth > 0 && before >= magazine.depth {
             let mut left = magazine.depth.div_ceil(2);
             let next = || {
                 left = left.checked_sub(1)?;
@@ -344,6 +346,7 @@ impl<B> ThreadMagazines<B> {
             };
             queue.put(next, now);
         }
+        before - magazine.blocks.len()
     }
 
     /// Takes a block from the shared queue, and up to `further` more blocks for the magazine. All of

@@ -13,6 +13,9 @@ use crate::error::PoolError;
 use crate::streams::fence::StreamId;
 use crate::tags::Tag;
 
+/// One in so many misses of a class asks the upstream, although a larger block is cached.
+const SUBSTITUTES: u64 = 64;
+
 impl<A: Allocate> Pool<A> {
     /// Finds a freed block that is available without waiting.
     pub(crate) fn take_pending(
@@ -40,20 +43,23 @@ impl<A: Allocate> Pool<A> {
         Some(free)
     }
 
-    /// Takes a cached block of a slightly larger class, if a block from the upstream would evict
-    /// cached blocks.
+    /// Takes a cached block of a slightly larger class, if a block from the upstream would raise the
+    /// peak while the cache has more than its share. One in [`SUBSTITUTES`] requests takes none, so
+    /// that a class that is used often gets blocks of its own.
     pub(super) fn take_larger(
         &self,
         class: usize,
         bytes: ByteCount,
         tag: Tag,
     ) -> Option<PoolBlock<A::Memory>> {
-        if self.cache.excess(self.cache.table.size(class), self.options.cached_percent) == 0 {
+        let excess = self.cache.excess(self.cache.table.size(class), self.options.cached_percent);
+        if excess == 0 || self.cache.misses(class).is_multiple_of(SUBSTITUTES) {
             return None;
         }
         let last = self.cache.table.last_within(class, bytes, self.options.larger_class_waste);
         (class + 1..=last).find_map(|class| {
-            let record = self.cache.take(class, tag).or_else(|| self.cache.take_shared(class, tag));
+            let cache = &self.cache;
+            let record = cache.take(class, tag).or_else(|| cache.take_one_shared(class, tag));
             Some(self.block(record?, class, tag))
         })
     }
@@ -66,7 +72,8 @@ impl<A: Allocate> Pool<A> {
     ) -> Result<Block<A::Memory>, AllocateError> {
         let size = self.cache.table.size(class);
         let blocks = self.cache.table.blocks_per_slab();
-        self.cache.evict(self.cache.excess(size, self.options.cached_percent));
+        self.cache.tick();
+        self.cache.limit_peak(size, self.options.cached_percent);
         let Some(count) = blocks else {
             let held = self.obtain(ByteCount::new(size), size, label)?;
             return Ok(Record::whole(&self.cache, held, class, size));

@@ -336,7 +336,11 @@ impl<A: Allocate> Pool<A> {
         if let Some(record) = self.take_pending(class, tag, stream) {
             return Ok(self.make_block(record, tag));
         }
-        if let Some(block) = self.take_larger(class, request.bytes, tag) {
+        // A freed larger block of a stream would return to its own class, where the stream does not
+        // look for the next block of this one.
+        if stream.is_none()
+            && let Some(block) = self.take_larger(class, request.bytes, tag)
+        {
             return Ok(block);
         }
         let fetch = || self.fetch(class, &request.label);
@@ -353,7 +357,12 @@ impl<A: Allocate> Pool<A> {
 
     /// Creates a block in use from a block of the class.
     #[inline]
-    fn block(&self, record: Block<A::Memory>, class: usize, tag: Tag) -> PoolBlock<A::Memory> {
+    pub(crate) fn block(
+        &self,
+        record: Block<A::Memory>,
+        class: usize,
+        tag: Tag,
+    ) -> PoolBlock<A::Memory> {
         PoolBlock::new(record, self.cache.descriptor(class, tag, BlockUse::Plain))
     }
 

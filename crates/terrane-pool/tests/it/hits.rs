@@ -93,6 +93,44 @@ fn a_miss_at_the_peak_takes_a_cached_block_of_a_slightly_larger_class() {
 }
 
 #[test]
+fn a_class_that_is_used_often_gets_blocks_of_its_own() {
+    let upstream = Counted::unlimited();
+    let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
+    let allocate = |bytes| pool.allocate_bytes(bytes).unwrap();
+    drop((0..100).map(|_| allocate(ByteCount::mib(20))).collect::<Vec<_>>());
+    for _ in 0..200 {
+        drop(allocate(ByteCount::mib(18)));
+    }
+    assert_eq!(upstream.allocations(), 101, "once, after some larger blocks");
+    let seen = pool.snapshot();
+    let class = seen.classes.iter().find(|class| class.size == ByteCount::mib(18)).unwrap();
+    assert!(class.magazine_hits > 100 && class.misses < 100, "{class}");
+    assert!(seen.held <= ByteCount::mib(2000), "a cached block was freed for it");
+}
+
+#[test]
+fn a_miss_takes_no_larger_block_for_a_stream_or_if_all_memory_may_be_cached() {
+    let streams = SimulatedStreams::new(1);
+    let upstream = Counted::unlimited();
+    let all = PoolOptions { cached_percent: 100, ..PoolOptions::default() };
+    for (options, stream) in [(PoolOptions::default(), Some(StreamId::new(1))), (all, None)] {
+        let fences = Arc::new(streams.clone());
+        let pool = Pool::with_fences(upstream.clone(), options, fences).unwrap();
+        drop(
+            (0..100).map(|_| pool.allocate_bytes(ByteCount::mib(20)).unwrap()).collect::<Vec<_>>(),
+        );
+        let request = RegionRequest::new(ByteCount::mib(18));
+        let block = match stream {
+            Some(stream) => pool.allocate_on(stream, &request).unwrap(),
+            None => pool.allocate(&request).unwrap(),
+        };
+        assert_eq!(block.granted(), ByteCount::mib(18));
+        drop(block);
+        streams.run_all();
+    }
+}
+
+#[test]
 fn a_block_that_is_released_on_a_stream_no_longer_counts_to_its_label() {
     let streams = SimulatedStreams::new(1);
     let stream = StreamId::new(1);
