@@ -60,8 +60,9 @@ pub struct PoolOptions {
     pub threads: usize,
     /// The most by which a cached block of a larger class may exceed the request that it serves, in
     /// percent. A pool uses such a block if it is exhausted. It also uses one for the host if a block
-    /// from the upstream would raise the peak, see [`cached_percent`](Self::cached_percent). It uses still larger blocks only after it has freed cached blocks to the
-    /// upstream and was refused again. Default: 25.
+    /// from the upstream would raise the peak, see [`cached_percent`](Self::cached_percent). It uses
+    /// still larger blocks only after it has freed cached blocks to the upstream and was refused
+    /// again. Default: 25.
     pub larger_class_waste: u8,
     /// The longest time in all that an exhausted pool waits for streams to finish with freed
     /// blocks, before it trims. A closed pool waits at most as long for pending blocks. Default: 1

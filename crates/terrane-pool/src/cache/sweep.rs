@@ -214,11 +214,8 @@ impl<M: Memory> SharedCache<M> {
     /// Returns the amount by which a request of `bytes` would raise the peak of held bytes, but at
     /// most the cached bytes above `percent` of the held bytes. Reserved bytes count as cached.
     pub(crate) fn excess(&self, bytes: u64, percent: u8) -> u64 {
-        if self.table.blocks_per_slab().is_some() {
-            // A slab is kept until all of its blocks are dropped.
-            return 0;
-        }
-        if percent >= 100 {
+        // A slab is kept until all of its blocks are dropped.
+        if percent >= 100 || self.table.blocks_per_slab().is_some() {
             return 0;
         }
         let (held, peak) = (self.account.held(), self.account.peak());

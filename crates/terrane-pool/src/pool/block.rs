@@ -33,12 +33,6 @@ impl<M: Memory> PoolBlock<M> {
         Self { record: ManuallyDrop::new(record), descriptor }
     }
 
-    #[inline]
-    fn descriptor(&self) -> BlockDescriptor<M> {
-        // SAFETY: the record keeps its cache alive.
-        *unsafe { self.descriptor.get() }
-    }
-
     /// Sets the stream that the block is released on.
     pub(crate) fn on_stream(mut self, stream: StreamId) -> Self {
         self.record.uses.own = Some(stream);
@@ -48,7 +42,8 @@ impl<M: Memory> PoolBlock<M> {
 
     /// Marks the block as used by streams; its record lists them.
     fn set_listed(&mut self) {
-        let BlockDescriptor { class, tag, .. } = self.descriptor();
+        // SAFETY: the record keeps its cache alive.
+        let &BlockDescriptor { class, tag, .. } = unsafe { self.descriptor.get() };
         self.descriptor = self.record.cache.descriptor(class, tag, BlockUse::Listed);
     }
 
