@@ -45,6 +45,7 @@ pub mod events;
 pub mod fault;
 pub mod formats;
 pub mod leaks;
+pub mod mapping;
 pub mod memory;
 pub mod model;
 pub mod mounted;

@@ -1,14 +1,13 @@
 //! Memory that the queue registers with io_uring.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::ptr::NonNull;
 
 use terrane_core::{ByteCount, CapabilityStatus, HostAddress, OsError, Reason};
 use terrane_storage::{
     IoBackend, IoBuffer, IoMemory, IoQueue, IoQueueOptions, IoRequest, StorageError,
 };
+use terrane_testkit::mapping::{AddressRange, Mapping};
 use terrane_testkit::process::{in_child, in_fork};
 
 use crate::support::{count, drain, skipped, target};
@@ -16,40 +15,24 @@ use crate::support::{count, drain, skipped, target};
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
 
-/// A mapping of private anonymous memory, or of a shared file.
-struct Mapping {
-    address: NonNull<u8>,
-    length: usize,
-}
+/// Memory whose parts are the buffers of requests.
+struct Buffers(Mapping);
 
-impl Mapping {
+impl Buffers {
     fn new(length: usize) -> Self {
-        Self::map(None, length, None)
-    }
-
-    fn map(at: Option<NonNull<u8>>, length: usize, file: Option<&File>) -> Self {
-        let place = at.map_or(std::ptr::null_mut(), |at| at.as_ptr().cast());
-        let fixed = if at.is_some() { libc::MAP_FIXED_NOREPLACE } else { 0 };
-        let kind =
-            if file.is_some() { libc::MAP_SHARED } else { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS };
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let descriptor = file.map_or(-1, AsRawFd::as_raw_fd);
-        // SAFETY: the call replaces no mapping.
-        let mapped = unsafe { libc::mmap(place, length, access, kind | fixed, descriptor, 0) };
-        assert_ne!(mapped, libc::MAP_FAILED);
-        Self { address: NonNull::new(mapped.cast()).unwrap(), length }
+        Self(Mapping::new(length))
     }
 
     /// A range of the mapping, for a request.
     fn part(&self, begin: usize, length: usize) -> IoBuffer {
-        assert!(begin + length <= self.length);
+        assert!(begin + length <= self.0.length());
         // SAFETY: the range is in the mapping.
-        let address = HostAddress::new(unsafe { self.address.add(begin) });
+        let address = HostAddress::new(unsafe { self.0.address().add(begin) });
         IoBuffer { address, length: ByteCount::from_usize(length) }
     }
 
     fn whole(&self) -> IoBuffer {
-        self.part(0, self.length)
+        self.part(0, self.0.length())
     }
 
     /// The memory, which the caller drops before the mapping.
@@ -60,7 +43,7 @@ impl Mapping {
 
     #[expect(clippy::mut_from_ref, reason = "no request is in flight, and no other slice is used")]
     fn bytes(&self, begin: usize, length: usize) -> &mut [u8] {
-        assert!(begin + length <= self.length);
+        assert!(begin + length <= self.0.length());
         let first = self.part(begin, length).address.as_ptr();
         // SAFETY: the range is in the mapping, and initialised. Tests use one slice at a time.
         unsafe { std::slice::from_raw_parts_mut(first, length) }
@@ -79,13 +62,6 @@ impl Mapping {
             at += length;
         }
         at
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: nothing uses the mapping any more.
-        assert_eq!(unsafe { libc::munmap(self.address.as_ptr().cast(), self.length) }, 0);
     }
 }
 
@@ -128,7 +104,7 @@ fn table_of(test: &str, limit: usize) -> Option<IoQueue> {
 }
 
 /// Registers a memory of less than a chunk by using all of it once.
-fn register(queue: &mut IoQueue, memory: &IoMemory, mapping: &Mapping) {
+fn register(queue: &mut IoQueue, memory: &IoMemory, mapping: &Buffers) {
     queue.note_use(memory, &[mapping.whole()]);
     if memory.registered() != memory.length() {
         assert_eq!(memory.registered(), ByteCount::ZERO);
@@ -162,7 +138,7 @@ fn pinned_kib() -> usize {
 fn registered_memory_has_the_bytes_of_its_requests() {
     let test = "registered::registered_memory_has_the_bytes_of_its_requests";
     let Some(mut queue) = queue_of(test, 16 * MIB) else { return };
-    let mapping = Mapping::new(2 * MIB);
+    let mapping = Buffers::new(2 * MIB);
     let memory = mapping.memory();
     register(&mut queue, &memory, &mapping);
     assert_eq!(memory.registered(), memory.length());
@@ -199,7 +175,7 @@ fn a_request_may_cross_the_end_of_a_chunk() {
     let test = "registered::a_request_may_cross_the_end_of_a_chunk";
     let Some(mut queue) = queue_of(test, 256 * MIB) else { return };
     let (chunk, length) = (64 * MIB, 80 * MIB);
-    let mapping = Mapping::new(length);
+    let mapping = Buffers::new(length);
     let memory = mapping.memory();
     for (begin, steps) in [(0, 16), (chunk, 4)] {
         for step in 0..steps {
@@ -224,10 +200,9 @@ fn a_request_may_cross_the_end_of_a_chunk() {
 fn other_memory_at_the_same_addresses_gets_its_own_bytes() {
     let test = "registered::other_memory_at_the_same_addresses_gets_its_own_bytes";
     let Some(mut queue) = queue_of(test, 16 * MIB) else { return };
-    let mut at = None;
+    let range = AddressRange::new(MIB);
     for round in 0..20 {
-        let mapping = Mapping::map(at, MIB, None);
-        at = Some(mapping.address);
+        let mapping = Buffers(range.map(None));
         let memory = mapping.memory();
         let content = pattern(MIB, round);
         let file = file_of(&content);
@@ -249,7 +224,7 @@ fn other_memory_at_the_same_addresses_gets_its_own_bytes() {
 fn small_uses_register_nothing() {
     let test = "registered::small_uses_register_nothing";
     let Some(mut queue) = queue_of(test, 16 * MIB) else { return };
-    let mapping = Mapping::new(MIB);
+    let mapping = Buffers::new(MIB);
     let memory = mapping.memory();
     for _ in 0..15 {
         queue.note_use(&memory, &[mapping.part(0, MIB / 16)]);
@@ -263,7 +238,7 @@ fn small_uses_register_nothing() {
 fn pages_are_registered_once_for_requests_of_all_spans() {
     let test = "registered::pages_are_registered_once_for_requests_of_all_spans";
     let Some(mut queue) = queue_of(test, 64 * MIB) else { return };
-    let mapping = Mapping::new(16 * MIB);
+    let mapping = Buffers::new(16 * MIB);
     let memory = mapping.memory();
     for part in [1, 2, 8, 16] {
         for _ in 0..2 * 16 / part {
@@ -278,8 +253,8 @@ fn the_limit_is_kept_and_room_is_used_again() {
     let test = "registered::the_limit_is_kept_and_room_is_used_again";
     let Some(mut queue) = queue_of(test, 3 * MIB) else { return };
     let registration = queue.registration();
-    let mappings = [(); 4].map(|()| Mapping::new(MIB));
-    let mut memories: Vec<IoMemory> = mappings.iter().map(Mapping::memory).collect();
+    let mappings = [(); 4].map(|()| Buffers::new(MIB));
+    let mut memories: Vec<IoMemory> = mappings.iter().map(Buffers::memory).collect();
     let registered = |memories: &[IoMemory]| -> Vec<bool> {
         memories.iter().map(|memory| !memory.registered().is_zero()).collect()
     };
@@ -309,7 +284,7 @@ fn the_limit_is_kept_and_room_is_used_again() {
 fn a_full_table_registers_no_more_until_memory_drops() {
     let test = "registered::a_full_table_registers_no_more_until_memory_drops";
     let Some(mut queue) = queue_of(test, 64 * MIB) else { return };
-    let mapping = Mapping::new(4100 * PAGE);
+    let mapping = Buffers::new(4100 * PAGE);
     let part = |number: usize| mapping.part(number * PAGE, PAGE);
     // SAFETY: the mapping keeps its pages until it drops, which is after the memory.
     let mut memories: Vec<IoMemory> =
@@ -337,7 +312,7 @@ fn pages_are_unpinned_with_the_memory_and_with_the_queue() {
     let test = "registered::pages_are_unpinned_with_the_memory_and_with_the_queue";
     in_child(test, || {
         let Some(mut queue) = queue_of(test, 64 * MIB) else { return };
-        let mappings = [(); 2].map(|()| Mapping::new(8 * MIB));
+        let mappings = [(); 2].map(|()| Buffers::new(8 * MIB));
         let [first, second] = [0, 1].map(|number: usize| mappings[number].memory());
         assert_eq!(pinned_kib(), 0);
         register(&mut queue, &first, &mappings[0]);
@@ -373,7 +348,7 @@ fn a_limit_on_locked_memory_is_reported_and_requests_continue() {
     in_child(test, || {
         obey_memory_lock_limit(MIB as u64);
         let Some(mut queue) = table_of(test, 64 * MIB) else { return };
-        let mapping = Mapping::new(4 * MIB);
+        let mapping = Buffers::new(4 * MIB);
         let memory = mapping.memory();
         register(&mut queue, &memory, &mapping);
         assert_eq!(memory.registered(), ByteCount::ZERO);
@@ -396,7 +371,7 @@ fn mapped_files_are_refused_and_other_memory_is_not() {
     let Some(mut queue) = queue_of(test, 64 * MIB) else { return };
     let content = pattern(MIB, 4);
     let (file, mapped) = (file_of(&content), file_of(&[0; MIB]));
-    let mapping = Mapping::map(None, MIB, Some(&mapped));
+    let mapping = Buffers(AddressRange::new(MIB).map(Some(&mapped)));
     let memory = mapping.memory();
     let buffers = [mapping.whole()];
     for _ in 0..2 {
@@ -409,7 +384,7 @@ fn mapped_files_are_refused_and_other_memory_is_not() {
     if memory.registered().is_zero() {
         assert!(matches!(queue.registration().status(), CapabilityStatus::Refused(Reason::Os(_))));
     }
-    let other = Mapping::new(MIB);
+    let other = Buffers::new(MIB);
     let anonymous = other.memory();
     register(&mut queue, &anonymous, &other);
     assert_eq!(anonymous.registered(), anonymous.length());
@@ -419,7 +394,7 @@ fn mapped_files_are_refused_and_other_memory_is_not() {
 fn threads_register_nothing() {
     let options = IoQueueOptions { backend: IoBackend::Threads, ..IoQueueOptions::default() };
     let mut queue = IoQueue::new(&options).unwrap();
-    let mapping = Mapping::new(MIB);
+    let mapping = Buffers::new(MIB);
     let memory = mapping.memory();
     register(&mut queue, &memory, &mapping);
     assert_eq!(memory.registered(), ByteCount::ZERO);
@@ -438,7 +413,7 @@ fn a_forked_process_leaves_the_parents_buffers_registered() {
     let test = "registered::a_forked_process_leaves_the_parents_buffers_registered";
     in_child(test, || {
         let Some(mut queue) = queue_of(test, 64 * MIB) else { return };
-        let mapping = Mapping::new(MIB);
+        let mapping = Buffers::new(MIB);
         let memory = mapping.memory();
         register(&mut queue, &memory, &mapping);
         assert_eq!(pinned_kib(), 1 << 10);

@@ -1,6 +1,5 @@
 //! Endpoints whose memory the disk engine registers with io_uring.
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use terrane_core::{
@@ -10,6 +9,7 @@ use terrane_core::{
 use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutKind};
 use terrane_storage::{DiskAllocator, DiskOptions, IoMemory, IoQueueOptions};
 use terrane_testkit::conformance::copy_engine::check_transfer;
+use terrane_testkit::mapping::AddressRange;
 use terrane_testkit::model::Image;
 use terrane_testkit::pattern::InProcess;
 use terrane_transfer::engines::{DiskEngine, DiskEngineOptions};
@@ -17,50 +17,23 @@ use terrane_transfer::{Endpoint, TransferManager};
 
 use crate::support::*;
 
-/// A private anonymous mapping.
-struct Mapping {
-    address: NonNull<u8>,
-    length: usize,
-}
-
-// SAFETY: mappings are not tied to threads.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    fn new(at: Option<NonNull<u8>>, length: usize) -> Self {
-        let place = at.map_or(std::ptr::null_mut(), |at| at.as_ptr().cast());
-        let fixed = if at.is_some() { libc::MAP_FIXED_NOREPLACE } else { 0 };
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: the call replaces no mapping.
-        let mapped = unsafe { libc::mmap(place, length, access, flags, -1, 0) };
-        assert_ne!(mapped, libc::MAP_FAILED);
-        Self { address: NonNull::new(mapped.cast()).unwrap(), length }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the last user of the memory has dropped.
-        assert_eq!(unsafe { libc::munmap(self.address.as_ptr().cast(), self.length) }, 0);
-    }
-}
-
 /// 8 blocks of 8 pieces of 4 KiB.
 fn pieces() -> LayoutConfig {
     shape().page_size(16).inner_dim(128).build().unwrap()
 }
 
-/// An endpoint in a mapping of its own, at this address if it is stated.
-fn mapped(at: Option<NonNull<u8>>, kind: LayoutKind) -> (Endpoint, NonNull<u8>) {
+/// A range of the size of an endpoint.
+fn range() -> AddressRange {
+    AddressRange::new(pieces().total_bytes().to_usize())
+}
+
+/// An endpoint over a mapping of the whole range, which it owns.
+fn mapped(range: &AddressRange, kind: LayoutKind) -> Endpoint {
     let config = pieces();
-    let mapping = Mapping::new(at, config.total_bytes().to_usize());
-    let address = mapping.address;
+    let mapping = range.map(None);
     let span = Span {
         kind: StorageKind::System,
-        location: Location::Host(HostAddress::new(address)),
+        location: Location::Host(HostAddress::new(mapping.address())),
         length: config.total_bytes(),
     };
     // SAFETY: the mapping is private to this endpoint, zeroed, and lives as long as its memory.
@@ -76,7 +49,7 @@ fn mapped(at: Option<NonNull<u8>>, kind: LayoutKind) -> (Endpoint, NonNull<u8>) 
         }
     };
     let builder = LayoutBuilder::new(config).kind(kind).adopt(regions);
-    (Endpoint::new(builder.unregistered().build().unwrap()).unwrap(), address)
+    Endpoint::new(builder.unregistered().build().unwrap()).unwrap()
 }
 
 fn registered(end: &Endpoint) -> u64 {
@@ -127,7 +100,7 @@ fn registered_endpoints_keep_their_bytes() {
         return;
     };
     for kind in [CONTIGUOUS, OUTER_FIRST] {
-        let (memory, _) = mapped(None, kind);
+        let memory = mapped(&range(), kind);
         for round in 0..4 {
             copy_and_check(&manager, &memory, &file, 10 * round);
         }
@@ -142,15 +115,14 @@ fn an_endpoint_at_the_addresses_of_a_dropped_one_gets_its_own_bytes() {
     let Some((file, manager)) = file_and_manager(test, &DiskEngineOptions::default()) else {
         return;
     };
-    let mut at = None;
+    let range = range();
     for round in 0..10 {
-        let (memory, address) = mapped(at, CONTIGUOUS);
+        let memory = mapped(&range, CONTIGUOUS);
         copy_and_check(&manager, &memory, &file, 10 * round);
         assert_eq!(registered(&memory), length(&memory), "round {round}");
         copy_and_check(&manager, &memory, &file, 10 * round + 5);
         // The last transfer has ended, so this unmaps the memory.
         drop(memory);
-        at = Some(address);
     }
 }
 
@@ -161,7 +133,7 @@ fn an_engine_registers_no_more_than_its_limit() {
     let queue = IoQueueOptions { registered: bytes, ..IoQueueOptions::default() };
     let options = DiskEngineOptions { queue, ..DiskEngineOptions::default() };
     let Some((file, manager)) = file_and_manager(test, &options) else { return };
-    let ends = [(); 2].map(|()| mapped(None, CONTIGUOUS).0);
+    let ends = [(); 2].map(|()| mapped(&range(), CONTIGUOUS));
     for (round, end) in ends.iter().enumerate() {
         copy_and_check(&manager, end, &file, round as u64);
         copy_and_check(&manager, end, &file, round as u64);
