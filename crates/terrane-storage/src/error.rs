@@ -20,7 +20,9 @@ pub enum StorageError {
     #[error(transparent)]
     Capability(#[from] CapabilityMissing),
     /// A queue was used in a process that was forked from the queue's owner.
-    #[error("the I/O queue belongs to another process")]
+    #[error(
+        "the I/O queue belongs to the process that this one was forked from; create one after the fork"
+    )]
     Forked(#[from] ForkedProcess),
     /// A request of the I/O queue did not transfer all its bytes.
     #[error(transparent)]
@@ -40,7 +42,7 @@ pub enum StorageError {
         source: Option<OsError>,
     },
     /// The kernel refused to map or to prepare memory.
-    #[error("the kernel refused to map or prepare {requested} of memory")]
+    #[error("the kernel refused to map or prepare {requested} of memory; see the cause")]
     Memory {
         /// The requested bytes.
         requested: ByteCount,
@@ -49,7 +51,7 @@ pub enum StorageError {
         source: OsError,
     },
     /// The alignment is not supported.
-    #[error("an alignment of {requested} is not supported; the maximum is {largest}")]
+    #[error("an alignment of {requested} is not supported; request at most {largest}")]
     TooStrictlyAligned {
         /// The requested alignment.
         requested: terrane_core::Alignment,
@@ -99,7 +101,7 @@ pub enum StorageError {
         source: OsError,
     },
     /// A path that names something other than a regular file.
-    #[error("{path:?} is {found}; blocks need a regular file")]
+    #[error("{path:?} is {found}; blocks need a regular file, so choose another path")]
     NotAFile {
         /// The path.
         path: PathBuf,
@@ -131,7 +133,7 @@ pub enum StorageError {
         source: OsError,
     },
     /// Another call on a file failed.
-    #[error("cannot prepare the file {path:?}")]
+    #[error("a call on the file {path:?} failed; see the cause, and check the mount")]
     File {
         /// The path.
         path: PathBuf,
@@ -154,7 +156,10 @@ pub enum StorageError {
         largest: u32,
     },
     /// A request ends past the largest file offset.
-    #[error("{length} at offset {} end past the largest file offset, 2^63 − 1", .offset.get())]
+    #[error(
+        "{length} at offset {} end past the largest file offset, 2^63 − 1; use a lower offset",
+        .offset.get()
+    )]
     OffsetOutOfRange {
         /// The offset of the request.
         offset: ByteCount,

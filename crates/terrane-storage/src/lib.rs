@@ -7,7 +7,7 @@
 //! direct reads and writes in flight on io_uring. To move blocks between layouts, use
 //! `terrane-transfer` or the facade `terrane`.
 //!
-//! # What it does not do
+//! # Limits of this crate
 //!
 //! It does not handle blocks, devices or registration, and it has no pool. It joins every thread
 //! that it starts. It changes an existing file only by the writes that the caller requests. One

@@ -16,7 +16,9 @@ use crate::store::presence::TierId;
 #[non_exhaustive]
 pub enum StoreError {
     /// The store was used in a process that was forked from its own.
-    #[error("the store belongs to another process")]
+    #[error(
+        "the store belongs to the process that this one was forked from; open one after the fork"
+    )]
     Forked(#[from] ForkedProcess),
     /// The store is closed.
     #[error("the store is closed; open it again")]
@@ -66,20 +68,26 @@ pub enum StoreError {
         blocks: usize,
     },
     /// The store has no such group.
-    #[error("group {group} was named and the store has {groups}")]
+    #[error("group {group} was named; the store has {groups} groups, numbered from 0")]
     NoSuchGroup {
         /// The index of the group.
         group: u16,
         /// The number of groups.
         groups: usize,
     },
-    /// The store has no such tier, or the tier cannot do what was asked.
-    #[error("{tier} was named and the store has {tiers}; a promotion needs a memory tier")]
+    /// The store has no such tier.
+    #[error("{tier} was named; the store has {tiers} tiers, numbered from 0")]
     NoSuchTier {
         /// The tier.
         tier: TierId,
         /// The number of tiers.
         tiers: usize,
+    },
+    /// The tier is the disk.
+    #[error("{tier} is the disk tier; promote blocks to a memory tier")]
+    NotAMemoryTier {
+        /// The tier.
+        tier: TierId,
     },
     /// A block has no bytes, or more than a slot.
     #[error("block {index} has {bytes} bytes; blocks of the group have 1 to {limit}")]
@@ -102,7 +110,10 @@ pub enum StoreError {
         second: usize,
     },
     /// The endpoint has no such block or not so many tokens.
-    #[error("block {block} with {tokens} tokens is not within the endpoint")]
+    #[error(
+        "block {block} with {tokens} tokens is not within the endpoint; name its blocks, and at most the \
+         tokens of a block"
+    )]
     NoSuchBlock {
         /// The block id.
         block: u32,
@@ -126,11 +137,17 @@ pub enum StoreError {
         /// The kind of memory.
         kind: StorageKind,
     },
-    /// The store was built without a group or without a tier.
+    /// The store was built with too few or too many groups or tiers.
     #[error(
-        "a store needs at least one group and one tier, and at most 64 groups and 8 memory tiers"
+        "{groups} groups and {tiers} tiers were configured; a store needs 1 to 64 groups, 1 tier or \
+         more, and at most 8 memory tiers"
     )]
-    NothingToOpen,
+    GroupOrTierCount {
+        /// The number of groups.
+        groups: usize,
+        /// The number of tiers, the disk included.
+        tiers: usize,
+    },
     /// The disk tier has no namespace.
     #[error(
         "a disk tier needs a namespace; state the model, and everything that its blocks depend on"
@@ -152,7 +169,10 @@ pub enum StoreError {
         slot_bytes: ByteCount,
     },
     /// A memory tier needs one endpoint for each group.
-    #[error("memory tier {tier:?} has {endpoints} endpoints and the store has {groups} groups")]
+    #[error(
+        "memory tier {tier:?} has {endpoints} endpoints and the store has {groups} groups; pass one \
+         endpoint for each group"
+    )]
     EndpointCount {
         /// The name of the tier.
         tier: String,
@@ -171,23 +191,20 @@ pub enum StoreError {
         source: std::io::Error,
     },
     /// A read of the disk tier failed.
-    #[error("a read of the disk tier failed")]
+    #[error("a read of the disk tier failed; check the device and the kernel's log")]
     ReadFailed(#[source] terrane_storage::IoFailure),
     /// The kernel gave no random bytes for the secret of the store.
-    #[error("no random bytes for the secret of the store")]
+    #[error("the kernel gave no random bytes for the secret of the store; allow getrandom(2)")]
     Random {
         /// The error of the kernel.
         #[source]
         source: OsError,
     },
-    /// Transfers of the caller write the blocks of a put, or use those of a get.
-    #[error("transfers use the blocks of the job; wait for their end first")]
-    SourceInUse,
     /// An error that several blocks share.
     #[error(transparent)]
     Shared(std::sync::Arc<Self>),
     /// A file of metrics could not be written.
-    #[error("cannot write metrics to {path:?}")]
+    #[error("cannot write metrics to {path:?}; check the directory, its permissions and its space")]
     Export {
         /// The file.
         path: PathBuf,
@@ -218,10 +235,10 @@ pub enum StoreError {
         /// The bytes of a slot.
         slot_bytes: u64,
     },
-    /// A file could not be synced. What was written to it since the last sync may be lost. The file
+    /// A file could not be synced. Bytes written to it since the last sync may be lost. The file
     /// is not synced again, because a later success would say nothing about those bytes.
     #[error(
-        "cannot sync {path:?}; what was written since the last sync may be lost; check the device, \
+        "cannot sync {path:?}; bytes written since the last sync may be lost; check the device, \
          then open the store again"
     )]
     SyncFailed {
@@ -232,7 +249,7 @@ pub enum StoreError {
         source: OsError,
     },
     /// A call on a slab file failed.
-    #[error("cannot prepare {path:?}")]
+    #[error("cannot create or open the slab file {path:?}; check its permissions and the mount")]
     SlabFile {
         /// The file, or its directory.
         path: PathBuf,

@@ -1,8 +1,8 @@
 //! A block store: keyed KV-cache blocks over tiers of memory and disk.
 //!
-//! [`Store`] is the store: which of these keys are present, get them into this memory, put them from
-//! that memory, tell me when it is done. It has any number of tiers of memory, and one on disk that
-//! survives a crash. The parts are public as well: [`TierIndex`] finds the slot of a key, an
+//! [`Store`] answers which keys are present, and copies their blocks to and from memory. Each copy is a
+//! job that reports its end. The store has any number of tiers of memory, and one on disk that survives
+//! a crash. The parts are public as well: [`TierIndex`] finds the slot of a key, an
 //! [`EvictionPolicy`] chooses the block that makes room, [`CompletionQueue`] delivers ended jobs, and
 //! [`disk`] records which block is in which slot of a file.
 //!
@@ -11,7 +11,7 @@
 //! Use it to keep KV blocks between requests, in host memory and on disk across restarts, in a serving
 //! engine or an adapter for one. Use `terrane-transfer` alone if the engine has its own index.
 //!
-//! # What it does not do
+//! # Limits of this crate
 //!
 //! It knows no tokens, requests or prefix trees: the caller chooses the keys, and which blocks to put.
 //! It has no network. Live processes do not share a store; each rank has its own.

@@ -226,9 +226,11 @@ impl<T> fmt::Debug for CompletionQueue<T> {
             return f.debug_struct("CompletionQueue").finish_non_exhaustive();
         }
         let state = lock(&self.shared.state);
+        let (jobs, values) = (state.jobs, state.values.len());
+        drop(state);
         f.debug_struct("CompletionQueue")
-            .field("jobs", &state.jobs)
-            .field("values", &state.values.len())
+            .field("jobs", &jobs)
+            .field("values", &values)
             .field("capacity", &self.shared.capacity)
             .finish_non_exhaustive()
     }

@@ -7,7 +7,7 @@ mod open;
 mod options;
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use terrane_core::{
@@ -248,6 +248,13 @@ impl DiskFile {
         };
         tracing::debug!(?path, %length, %report, "file is open");
         Ok(Self { handle, length, path, is_scratch, report, buffered, _direct: direct })
+    }
+}
+
+impl AsFd for DiskFile {
+    /// The descriptor that uses the page cache.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.buffered.as_fd()
     }
 }
 

@@ -1,10 +1,11 @@
 //! System memory that is returned first and touched later.
 
+use std::mem::ManuallyDrop;
 use std::thread::JoinHandle;
 
 use terrane_core::{
-    ByteCount, Capability, CapabilityReport, CapabilityStatus, Memory, OsError, Reason,
-    RegionRequest, Requirement,
+    ByteCount, Capability, CapabilityReport, CapabilityStatus, Memory, OsError, OwnerProcess,
+    Reason, RegionRequest, Requirement,
 };
 
 use super::bring_up::{BringUp, BringUpProducer};
@@ -94,7 +95,8 @@ impl SystemAllocator {
             std::thread::Builder::new().name("terrane-touch".to_owned()).spawn(run).map_err(
                 |error| StorageError::Thread { source: OsError::from_io("pthread_create", &error) },
             )?;
-        memory.toucher = Some(Toucher { bring_up: bring_up.clone(), thread: Some(thread) });
+        let owner = OwnerProcess::current();
+        memory.toucher = Some(Toucher { bring_up: bring_up.clone(), thread: Some(thread), owner });
         Ok((memory, bring_up))
     }
 
@@ -160,15 +162,21 @@ impl SystemAllocator {
     }
 }
 
-/// The thread that touches a region. The drop stops and joins it.
+/// The thread that touches a region. The drop stops and joins it, in the process that started it.
 #[derive(Debug)]
 pub(super) struct Toucher {
     bring_up: BringUp,
     thread: Option<JoinHandle<()>>,
+    owner: OwnerProcess,
 }
 
 impl Drop for Toucher {
     fn drop(&mut self) {
+        if !self.owner.is_current() {
+            // The thread does not exist here, and its locks may be held for good.
+            let _left = ManuallyDrop::new(self.thread.take());
+            return;
+        }
         self.bring_up.cancel();
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()

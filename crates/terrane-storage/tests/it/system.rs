@@ -12,7 +12,7 @@ use terrane_storage::{
     SystemAllocator, SystemMemory, SystemOptions,
 };
 use terrane_testkit::leaks::FREES_AT_ONCE;
-use terrane_testkit::process::in_child_with;
+use terrane_testkit::process::{in_child, in_child_with, in_fork};
 
 use crate::support::{assert_leaks_nothing, count};
 
@@ -282,6 +282,19 @@ fn memory_that_drops_during_its_bring_up_joins_its_thread() {
     let (empty, bring_up) =
         allocator.allocate_in_background(&RegionRequest::new(ByteCount::ZERO)).unwrap();
     assert!(empty.length().is_zero() && bring_up.is_complete());
+}
+
+#[test]
+fn a_forked_child_drops_memory_during_its_bring_up() {
+    in_child("system::a_forked_child_drops_memory_during_its_bring_up", || {
+        let allocator = SystemAllocator::new(SystemOptions::default());
+        let request = RegionRequest::new(ByteCount::gib(1));
+        let (memory, bring_up) = allocator.allocate_in_background(&request).unwrap();
+        let mut memory = Some(memory);
+        // The thread of the bring-up does not exist in the child.
+        in_fork(|| drop(memory.take()));
+        assert!(bring_up.wait_for(request.bytes, TIMEOUT).unwrap());
+    });
 }
 
 #[test]

@@ -78,9 +78,10 @@ impl Catalog {
     ///
     /// # Errors
     ///
-    /// Returns [`CatalogError::Owned`] if the folder has an owner, [`CatalogError::NamespaceDiffers`]
-    /// if the store is another one, an error that names the file if its superblocks are not usable,
-    /// and the errors of the system. A full disk is no error: the catalog is then read-only.
+    /// Returns [`CatalogError::Owned`] if the folder has an owner, and
+    /// [`CatalogError::NamespaceDiffers`] if the store is another one. If its superblocks are not
+    /// usable, the error names the file. Errors of the system are returned too. A full disk is no
+    /// error: the catalog is then read-only.
     pub fn open(
         directory: &Path,
         namespace: &Namespace,
@@ -224,9 +225,9 @@ impl Catalog {
             }
             state.pending()?
         };
-        for (name, file) in pending.files() {
+        for (number, file) in pending.journals() {
             if let Err(error) = file.sync_data() {
-                let path = self.directory.join(name);
+                let path = self.directory.join(names::journal(*number));
                 lock(&self.state).fail(FailedOperation::Sync, &path, error);
                 return Err(failure(&path, error));
             }

@@ -174,7 +174,7 @@ pub enum CatalogError {
         limit: u64,
     },
     /// A key is too long.
-    #[error("a key has {length} bytes and the limit is {limit}; hash longer keys before")]
+    #[error("a key has {length} bytes and the limit is {limit}; use a hash of it as the key")]
     KeyTooLong {
         /// The length of the key in bytes.
         length: usize,
@@ -182,7 +182,7 @@ pub enum CatalogError {
         limit: usize,
     },
     /// A record names a group that the catalog does not have.
-    #[error("a record names group {group} and the catalog has {groups} groups")]
+    #[error("a record names group {group}; the catalog has {groups} groups, numbered from 0")]
     NoSuchGroup {
         /// The index of the group.
         group: u16,
@@ -190,7 +190,9 @@ pub enum CatalogError {
         groups: usize,
     },
     /// A record names a slot that its group does not have.
-    #[error("a record names slot {slot} of group {group}, which has {slots} slots")]
+    #[error(
+        "a record names slot {slot} of group {group}, which has {slots} slots, numbered from 0"
+    )]
     NoSuchSlot {
         /// The index of the group.
         group: u16,
@@ -200,7 +202,10 @@ pub enum CatalogError {
         slots: u32,
     },
     /// A payload is longer than its slot.
-    #[error("a record of group {group} has {length} bytes of payload and a slot has {limit}")]
+    #[error(
+        "a record of group {group} has {length} bytes of payload and a slot has {limit}; split the \
+         payload, or open the store with larger blocks"
+    )]
     PayloadTooLong {
         /// The index of the group.
         group: u16,

@@ -17,7 +17,7 @@ use terrane_core::{OsError, OwnerProcess};
 use super::files::DirectoryLock;
 
 /// A directory: its file system and its inode.
-pub(super) type DirectoryIdentity = (u64, u64);
+pub(crate) type DirectoryIdentity = (u64, u64);
 
 static OWNED: Mutex<Vec<(DirectoryIdentity, OwnerProcess)>> = Mutex::new(Vec::new());
 

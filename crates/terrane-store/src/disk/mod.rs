@@ -37,6 +37,7 @@ pub(crate) use inspect::{Inspected, inspect};
 pub use live::{LiveRecord, LiveRecords, Recovered};
 pub use namespace::{GroupSlots, Namespace};
 pub use owner::StoreOwner;
+pub(crate) use owner::acquire_striped;
 pub use real::Directory;
 pub use record::PutRecord;
 pub use snapshot::CatalogSnapshot;

@@ -76,7 +76,8 @@ impl Directory {
         })
     }
 
-    fn identity(&self) -> Result<DirectoryIdentity, OsError> {
+    /// Its file system and its inode.
+    pub(crate) fn identity(&self) -> Result<DirectoryIdentity, OsError> {
         let found = fstat(self.descriptor.as_fd()).map_err(|error| os("fstat", error))?;
         Ok((found.st_dev, found.st_ino))
     }

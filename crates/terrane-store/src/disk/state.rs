@@ -26,8 +26,8 @@ pub(crate) struct State {
     superblock: Superblock,
     /// `None` if it could not be created; the catalog is then read-only.
     journal: Option<Journal>,
-    /// Earlier journals of this session, with records that may not be durable.
-    unsynced: Vec<(String, Arc<dyn OpenFile>)>,
+    /// Earlier journals of this session, with records that may not be durable: their numbers and files.
+    unsynced: Vec<(u64, Arc<dyn OpenFile>)>,
     next_sequence: u64,
     /// The last record that is not a mark.
     last_change: u64,
@@ -47,15 +47,16 @@ pub(crate) struct State {
 /// The files of a sync, and what is durable when they are.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    older: Vec<(String, Arc<dyn OpenFile>)>,
+    older: Vec<(u64, Arc<dyn OpenFile>)>,
     /// Records may be appended to it during the sync, and a checkpoint may end it.
-    current: Option<(String, Arc<dyn OpenFile>)>,
+    current: Option<(u64, Arc<dyn OpenFile>)>,
     durable: u64,
     tombstones: u64,
 }
 
 impl Pending {
-    pub(crate) fn files(&self) -> impl Iterator<Item = &(String, Arc<dyn OpenFile>)> {
+    /// The journals to sync: their numbers and files.
+    pub(crate) fn journals(&self) -> impl Iterator<Item = &(u64, Arc<dyn OpenFile>)> {
         self.older.iter().chain(&self.current)
     }
 }
@@ -158,7 +159,7 @@ impl State {
         self.check_writable()?;
         let older = self.unsynced.clone();
         let journal = self.journal.as_ref();
-        let current = journal.map(|journal| (names::journal(journal.number), journal.file()));
+        let current = journal.map(|journal| (journal.number, journal.file()));
         let (durable, tombstones) = (self.next_sequence - 1, self.tombstones);
         Ok(Pending { older, current, durable, tombstones })
     }
@@ -205,9 +206,11 @@ impl State {
         number_after(self.journal.as_ref().map_or(0, |journal| journal.number))
     }
 
-    /// Notes that checkpoint `number` is durable.
-    pub(crate) const fn finish_checkpoint(&mut self, number: u64) {
+    /// Notes that checkpoint `number` is durable. Returns the journals that it replaces. They need no
+    /// sync any more, and their disk space is freed when the caller closes them.
+    pub(crate) fn finish_checkpoint(&mut self, number: u64) -> Vec<(u64, Arc<dyn OpenFile>)> {
         self.checkpoint = Some(number);
+        self.unsynced.extract_if(.., |(journal, _)| *journal < number).collect()
     }
 
     /// Notes that checkpoint `number` was given up before it got its name.
@@ -215,8 +218,8 @@ impl State {
         self.spare = Some(number);
     }
 
-    /// The name of the journal if the store is the same without it: its only record is the mark at its
-    /// beginning, which says nothing that an opening does not find without it.
+    /// The name of the journal if the store is the same without it. Its only record is then its opening
+    /// mark.
     pub(crate) fn unused_journal(&self) -> Option<String> {
         let is_unused = |journal: &&Journal| {
             self.spare == Some(journal.number) && journal.length() == to_u64(RECORD)
@@ -268,7 +271,7 @@ impl State {
         journal.append(&bytes)?;
         self.next_sequence += 1;
         if let Some(before) = self.journal.replace(journal) {
-            self.unsynced.push((names::journal(before.number), before.file()));
+            self.unsynced.push((before.number, before.file()));
         }
         Ok(())
     }

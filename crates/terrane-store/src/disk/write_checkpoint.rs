@@ -1,8 +1,14 @@
 //! Writes checkpoints.
 //!
-//! The steps are: create the next journal and sync the directory; go on there; write the live blocks
-//! aside and sync them; rename and sync the directory; remove the older files. A crash between any two
-//! of them leaves a store that recovers. Appends wait only for the moment in which the journal changes.
+//! The steps:
+//!
+//! 1. Create the next journal and sync the directory. New records go there.
+//! 2. Write the live blocks to another file, and sync it.
+//! 3. Rename it and sync the directory.
+//! 4. Remove the older files.
+//!
+//! A crash between any two of them leaves a store that recovers. Appends wait only while the journal
+//! changes.
 
 use std::sync::atomic::Ordering;
 
@@ -113,7 +119,9 @@ impl Catalog {
         let renamed = names::checkpoint(number);
         self.files.rename(&name, &renamed).map_err(failed)?;
         self.sync_names(&renamed)?;
-        lock(&self.state).finish_checkpoint(number);
+        let replaced = lock(&self.state).finish_checkpoint(number);
+        // Without the lock: closing a removed file frees its disk blocks.
+        drop(replaced);
         self.remove_older(number);
         Ok(report)
     }

@@ -166,12 +166,10 @@ impl SlabFiles {
             if count == 0 {
                 continue;
             }
-            let path = file.file.path();
-            let opened =
-                OpenOptions::new().write(true).open(path).map_err(|e| at(path, "open", &e))?;
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            fallocate(&opened, flags, first * group.stride, count * group.stride)
-                .map_err(|error| at(path, "fallocate", &error.into()))?;
+            // The open descriptor, because the path may name another file by now.
+            fallocate(&file.file, flags, first * group.stride, count * group.stride)
+                .map_err(|error| at(file.file.path(), "fallocate", &error.into()))?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ pub(crate) struct SlabOptions {
     /// The maximum number of bytes of one request. Larger blocks are split.
     pub(crate) request: ByteCount,
     /// The maximum number of store requests in flight while loads wait.
-    pub(crate) stores_in_device: usize,
+    pub(crate) max_writes_while_reads_wait: usize,
     /// The call of [`Slabs::sync`](super::Slabs::sync): none, `fdatasync` or `fsync`.
     pub(crate) durability: Durability,
     /// io_uring or threads.
@@ -31,7 +31,7 @@ impl Default for SlabOptions {
         Self {
             depth: 32,
             request: ByteCount::mib(4),
-            stores_in_device: 2,
+            max_writes_while_reads_wait: 2,
             durability: Durability::Data,
             backend: IoBackend::Auto,
             registered: IoQueueOptions::default().registered,

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use crate::slab::request::Priority;
 
 /// The next load is expected for this long after a load.
-const LINGER: Duration = Duration::from_millis(100);
+const LOAD_EXPECTED_FOR: Duration = Duration::from_millis(100);
 
-/// While loads are expected, so many times the requests of stores are in the device as while loads are.
-/// The next load waits for them, and a device with few requests is slow.
-const EXPECTING: usize = 4;
+/// The factor by which the limit on stores in flight grows while a load is expected but none is in
+/// flight. The next load waits for these stores, and a device with few requests is slow.
+const EXPECTING_FACTOR: usize = 4;
 
 /// A store without a deadline goes before loads after it has waited this long.
-const PATIENCE: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// The place of a waiting block among those of its direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,9 +26,9 @@ pub(super) struct Turn {
     pub(super) urgent: Option<Instant>,
 }
 
-/// The requests in the device.
+/// The requests in the in_flight.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct InDevice {
+pub(super) struct InFlight {
     pub(super) loads: usize,
     pub(super) stores: usize,
     /// The bytes of the loads.
@@ -37,34 +37,34 @@ pub(super) struct InDevice {
     pub(super) last_load: Option<Instant>,
 }
 
-impl InDevice {
+impl InFlight {
     /// Whether there was a load shortly before.
     fn expects_loads(&self, now: Instant) -> bool {
-        let lingers = |last: Instant| now.saturating_duration_since(last) < LINGER;
+        let lingers = |last: Instant| now.saturating_duration_since(last) < LOAD_EXPECTED_FOR;
         self.last_load.is_some_and(lingers)
     }
 }
 
 /// Blocks that have parts to submit: by priority, and first come, first served.
 ///
-/// Loads go before stores. While loads are in the device, at most `stores_in_device` requests of stores
-/// are; shortly after, a few more; later, as many as there is room for. A store whose time is half over
+/// Loads go before stores. While loads are in flight, at most `max_writes_while_reads_wait` requests of
+/// stores are. Shortly after, a few more are, and later as many as the queue takes. A store whose time is half over
 /// goes before loads, within the same limit: loads that never pause must not keep it from its deadline.
 #[derive(Debug)]
 pub(super) struct WaitingBlocks {
     loads: BTreeMap<(Reverse<Priority>, u64), usize>,
     stores: BTreeMap<(Reverse<Priority>, u64), usize>,
     urgent: BTreeSet<(Instant, u64, usize)>,
-    stores_in_device: usize,
+    max_writes_while_reads_wait: usize,
 }
 
 impl WaitingBlocks {
-    pub(super) fn new(stores_in_device: usize) -> Self {
+    pub(super) fn new(max_writes_while_reads_wait: usize) -> Self {
         Self {
             loads: BTreeMap::new(),
             stores: BTreeMap::new(),
             urgent: BTreeSet::new(),
-            stores_in_device: stores_in_device.max(1),
+            max_writes_while_reads_wait: max_writes_while_reads_wait.max(1),
         }
     }
 
@@ -76,7 +76,7 @@ impl WaitingBlocks {
     pub(super) fn urgent_at(now: Instant, deadline: Option<Instant>) -> Instant {
         match deadline {
             Some(deadline) => now + deadline.saturating_duration_since(now) / 2,
-            None => now + PATIENCE,
+            None => now + LONGEST_WAIT,
         }
     }
 
@@ -103,8 +103,8 @@ impl WaitingBlocks {
     }
 
     /// The block whose next part is submitted now.
-    pub(super) fn next(&self, now: Instant, device: InDevice) -> Option<usize> {
-        let limited = device.stores < self.stores_in_device;
+    pub(super) fn next(&self, now: Instant, in_flight: InFlight) -> Option<usize> {
+        let limited = in_flight.stores < self.max_writes_while_reads_wait;
         if limited
             && let Some(&(at, _, block)) = self.urgent.first()
             && at <= now
@@ -114,8 +114,10 @@ impl WaitingBlocks {
         if let Some((_, &block)) = self.loads.first_key_value() {
             return Some(block);
         }
-        let may_store = match device.loads {
-            0 if device.expects_loads(now) => device.stores < EXPECTING * self.stores_in_device,
+        let may_store = match in_flight.loads {
+            0 if in_flight.expects_loads(now) => {
+                in_flight.stores < EXPECTING_FACTOR * self.max_writes_while_reads_wait
+            }
             0 => true,
             _ => limited,
         };
@@ -140,30 +142,30 @@ mod tests {
     #[test]
     fn loads_go_before_stores_by_priority_and_arrival() {
         let (now, mut waiting) = (Instant::now(), WaitingBlocks::new(2));
-        let later = Some(now + PATIENCE);
+        let later = Some(now + LONGEST_WAIT);
         waiting.insert(Turn { urgent: later, ..load(Priority::High, 0) }, 10);
         waiting.insert(load(Priority::Low, 1), 11);
         waiting.insert(load(Priority::Normal, 2), 12);
         waiting.insert(load(Priority::Normal, 3), 13);
-        let mut device = InDevice::default();
+        let mut in_flight = InFlight::default();
         for (expected, turn) in [
             (12, load(Priority::Normal, 2)),
             (13, load(Priority::Normal, 3)),
             (11, load(Priority::Low, 1)),
         ] {
-            assert_eq!(waiting.next(now, device), Some(expected));
+            assert_eq!(waiting.next(now, in_flight), Some(expected));
             waiting.remove(turn, expected);
-            device.loads += 1;
+            in_flight.loads += 1;
         }
-        assert_eq!(waiting.next(now, device), Some(10));
-        device.stores = 2;
-        assert_eq!(waiting.next(now, device), None, "K requests of stores are in the device");
-        device.loads = 0;
-        device.last_load = Some(now);
-        assert_eq!(waiting.next(now, device), Some(10));
-        device.stores = 2 * EXPECTING;
-        assert_eq!(waiting.next(now, device), None, "the next load is expected");
-        assert_eq!(waiting.next(now + LINGER, device), Some(10));
+        assert_eq!(waiting.next(now, in_flight), Some(10));
+        in_flight.stores = 2;
+        assert_eq!(waiting.next(now, in_flight), None, "K requests of stores are in the device");
+        in_flight.loads = 0;
+        in_flight.last_load = Some(now);
+        assert_eq!(waiting.next(now, in_flight), Some(10));
+        in_flight.stores = 2 * EXPECTING_FACTOR;
+        assert_eq!(waiting.next(now, in_flight), None, "the next load is expected");
+        assert_eq!(waiting.next(now + LOAD_EXPECTED_FOR, in_flight), Some(10));
     }
 
     #[test]
@@ -175,13 +177,13 @@ mod tests {
         let store = Turn { urgent: Some(urgent), ..load(Priority::Low, 5) };
         waiting.insert(store, 1);
         waiting.insert(load(Priority::High, 6), 2);
-        let device = InDevice { loads: 3, ..InDevice::default() };
-        assert_eq!(waiting.next(now, device), Some(2));
+        let in_flight = InFlight { loads: 3, ..InFlight::default() };
+        assert_eq!(waiting.next(now, in_flight), Some(2));
         assert_eq!(waiting.next_change(now), Some(urgent));
-        assert_eq!(waiting.next(urgent, device), Some(1));
-        assert_eq!(waiting.next(urgent, InDevice { stores: 1, ..device }), Some(2));
+        assert_eq!(waiting.next(urgent, in_flight), Some(1));
+        assert_eq!(waiting.next(urgent, InFlight { stores: 1, ..in_flight }), Some(2));
         waiting.remove(store, 1);
         assert_eq!(waiting.next_change(now), None);
-        assert_eq!(waiting.next(urgent, device), Some(2));
+        assert_eq!(waiting.next(urgent, in_flight), Some(2));
     }
 }

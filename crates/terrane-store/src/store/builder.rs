@@ -258,7 +258,7 @@ pub struct StoreBuilder {
     pub(crate) write_policy: WritePolicy,
     pub(crate) eviction: EvictionKind,
     pub(crate) keep_keys: bool,
-    pub(crate) stores_in_device: usize,
+    pub(crate) max_writes_while_reads_wait: usize,
     pub(crate) persistent: bool,
     pub(crate) close_within: Duration,
 }
@@ -284,7 +284,7 @@ impl StoreBuilder {
             write_policy: WritePolicy::Through,
             eviction: EvictionKind::S3Fifo,
             keep_keys: false,
-            stores_in_device: 2,
+            max_writes_while_reads_wait: 2,
             persistent: true,
             close_within: Duration::from_secs(10),
         }
@@ -339,9 +339,9 @@ impl StoreBuilder {
         Self { keep_keys, ..self }
     }
 
-    /// The most store requests that are in the device while loads wait; 2 by default.
-    pub fn stores_in_device(self, stores_in_device: usize) -> Self {
-        Self { stores_in_device, ..self }
+    /// The maximum number of disk writes in flight while reads wait; 2 by default.
+    pub fn max_writes_while_reads_wait(self, max_writes_while_reads_wait: usize) -> Self {
+        Self { max_writes_while_reads_wait, ..self }
     }
 
     /// Whether blocks of an earlier session are used; on by default. Otherwise the store is cleared

@@ -238,7 +238,7 @@ mod tests {
         let claim = core.claims.claim(key, ClaimKind::Load).ok().unwrap();
         let room = core.tiers[0].room(0).unwrap();
         let mut taken = room.try_take(8).unwrap();
-        room.resize(0);
+        room.evict_all_beyond(room.set_limit(0));
         let mut places = [Place::pinned(TierId::new(0), &mut taken, 7)];
         let committed = ready(core.commit(&block(key, &claim), &mut places));
         assert_eq!(committed.unwrap(), Committed::Stored);
@@ -297,7 +297,7 @@ mod tests {
         let claim = core.claims.claim(key, ClaimKind::Put).ok().unwrap();
         let [room, disk] = [0, 1].map(|tier: usize| core.tiers[tier].room(0).unwrap());
         let mut taken = room.try_take(8).unwrap();
-        room.resize(4);
+        room.evict_all_beyond(room.set_limit(4));
         let block = WrittenBlock { is_dirty: true, ..block(key, &claim) };
         let at = (0..8).find(|&at| taken.slot(at).is_some_and(|slot| slot >= 4)).unwrap();
         let mut places = [Place::new(TierId::new(0), &mut taken, at)];

@@ -49,7 +49,7 @@ struct DirectSink {
     end: Mutex<Option<DirectEnd>>,
 }
 
-/// What the end of such a get needs.
+/// The values that the end of such a get needs.
 struct DirectEnd {
     pins: SmallVec<[PinnedSlot; 1]>,
     /// The caller's guard.

@@ -156,15 +156,17 @@ impl Get<'_> {
     /// Copies blocks from host memory on this thread.
     fn copy_out(&mut self, blocks: Vec<(usize, PinnedSlot)>) {
         let core = &self.task.core;
-        let hold =
-            self.destination.hold(blocks.iter().map(|(index, _)| *index), PayloadUse::Destination);
+        let indices = || blocks.iter().map(|(index, _)| *index);
+        let _hold = match self.destination.hold(indices(), PayloadUse::Destination) {
+            Ok(hold) => hold,
+            Err(error) => {
+                let failed = BlockResult::failed(error);
+                return indices().for_each(|index| self.set(index, failed.clone()));
+            }
+        };
         for (index, pin) in blocks {
             let Some(tier) = core.tiers.get(pin.room.tier.index()) else { continue };
             let Some(from) = core.host_memory(&pin) else { continue };
-            if hold.is_err() {
-                self.set(index, BlockResult::failed(StoreError::SourceInUse));
-                continue;
-            }
             // SAFETY: the pin keeps the slot, whose block is only read. The destination is valid until the
             // job has ended, and held against transfers.
             #[expect(unsafe_code, reason = "the memory is named by addresses")]

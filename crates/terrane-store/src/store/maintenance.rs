@@ -104,7 +104,7 @@ impl Maintenance {
 
     pub(crate) fn export(&self, path: &Path, interval: Duration) {
         let interval = interval.max(Duration::from_millis(10));
-        let next = Instant::now() + interval;
+        let next = instant_after(interval);
         lock(&self.state).export = Some(Export { path: path.to_owned(), interval, next });
         self.changed.notify_one();
     }
@@ -152,7 +152,7 @@ impl Maintenance {
             }
             let left = match &mut state.export {
                 Some(export) if export.next <= now => {
-                    export.next = now + export.interval;
+                    export.next = instant_after(export.interval);
                     return Step::Export(export.path.clone());
                 }
                 Some(export) => Some(export.next - now),
@@ -164,6 +164,13 @@ impl Maintenance {
             };
         }
     }
+}
+
+/// The instant after a wait. A wait that the clock cannot express lasts for a hundred years.
+pub(crate) fn instant_after(wait: Duration) -> Instant {
+    const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    let now = Instant::now();
+    now.checked_add(wait).unwrap_or_else(|| now + LONGEST)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@
 //!
 //! 1. an entry of the gate (`gate.rs`), which a clear closes;
 //! 2. the order of a key (`key_order.rs`): held from the change of the index to its record;
-//! 3. the state of a room (`room.rs`);
+//! 3. the state of a room (`room/mod.rs`);
 //! 4. a shard of claims (`claims.rs`), an eviction policy, a shard of an index, the catalog's state.
 //!
 //! Wakers, guards, events and sinks run outside all of them.
@@ -78,6 +78,7 @@ use crate::store::builder::StoreBuilder;
 use crate::store::event::Events;
 use crate::store::job::{Drained, Job, Refused};
 use crate::store::lease::Lease;
+use crate::store::maintenance::instant_after;
 use crate::store::options::JobOptions;
 use crate::store::presence::{Presence, TierId};
 use crate::store::shared::StoreCore;
@@ -162,7 +163,7 @@ struct StoreHandle {
 
 impl Drop for StoreHandle {
     fn drop(&mut self) {
-        self.core.close(Instant::now() + self.core.close_within);
+        self.core.close(instant_after(self.core.close_within));
     }
 }
 
@@ -254,7 +255,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`StoreError::NoSuchTier`] if `tier` is no memory tier, and the errors of keys, groups and queues.
+    /// [`StoreError::NoSuchTier`], [`StoreError::NotAMemoryTier`], and the errors of keys, groups and
+    /// queues.
     pub fn promote<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
@@ -265,8 +267,8 @@ impl Store {
     }
 
     /// Removes blocks from all tiers. They are absent when this returns. The job ends when a restart
-    /// does not bring them back. A put that writes such a key meanwhile stores nothing. A put that
-    /// waits for that one is later than the removal, and stores the block.
+    /// does not bring them back. A put that writes such a key meanwhile stores nothing. A later
+    /// put of the key, which waits for the first one, stores its block.
     ///
     /// # Errors
     ///

@@ -12,7 +12,9 @@ use terrane_core::sync::lock;
 use terrane_core::{Alignment, ByteCount, OwnerProcess};
 use terrane_transfer::{Endpoint, Slots, TransferManager};
 
-use crate::disk::{Catalog, CatalogOptions, Directory, GroupSlots, LiveRecords, Recovered};
+use crate::disk::{
+    Catalog, CatalogOptions, Directory, GroupSlots, LiveRecords, Recovered, acquire_striped,
+};
 use crate::error::StoreError;
 use crate::eviction::{EvictionPolicy, Lru, S3Fifo};
 use crate::key::KeyHasher;
@@ -182,9 +184,9 @@ fn start(core: &Arc<StoreCore>) -> Result<(), StoreError> {
 
 fn groups(builder: &StoreBuilder) -> Result<Vec<GroupInfo>, StoreError> {
     let (groups, tiers) = (builder.groups.len(), builder.memory_tiers.len());
-    let has_tier = tiers > 0 || builder.disk.is_some();
-    if groups == 0 || groups > MOST_GROUPS || tiers > MOST_MEMORY_TIERS || !has_tier {
-        return Err(StoreError::NothingToOpen);
+    let all = tiers + usize::from(builder.disk.is_some());
+    if groups == 0 || groups > MOST_GROUPS || tiers > MOST_MEMORY_TIERS || all == 0 {
+        return Err(StoreError::GroupOrTierCount { groups, tiers: all });
     }
     for (index, group) in builder.groups.iter().enumerate() {
         let (bytes, limit) = (group.block_bytes, u64::from(u32::MAX) - DISK_ALIGNMENT);
@@ -288,11 +290,11 @@ fn open_disk(
     }
     let first = disk.directories.first().ok_or(StoreError::NoDirectory)?;
     let open_folder = |directory: &PathBuf| Directory::open(directory, namespace.name());
-    let folders = disk.directories.iter().map(open_folder).collect::<Result<Vec<_>, _>>()?;
-    let folders: Vec<PathBuf> = folders.iter().map(|folder| folder.path().to_owned()).collect();
+    let opened = disk.directories.iter().map(open_folder).collect::<Result<Vec<_>, _>>()?;
+    let folders: Vec<PathBuf> = opened.iter().map(|folder| folder.path().to_owned()).collect();
     let options = SlabOptions {
         depth: disk.io_depth,
-        stores_in_device: builder.stores_in_device,
+        max_writes_while_reads_wait: builder.max_writes_while_reads_wait,
         durability: disk.durability,
         backend: disk.backend,
         registered: disk.registered,
@@ -315,8 +317,10 @@ fn open_disk(
     }
     let keep = CatalogOptions { keep_keys: builder.keep_keys, recovery_threads: None };
     let (catalog, mut recovered) = Catalog::open(first, namespace, &slots, keep)?;
+    let folder_locks = acquire_striped(&opened)?;
     let slabs = Slabs::open(&folders, &slots, &options)?;
-    if !builder.persistent && recovered.found > 0 {
+    // Blocks that were dropped may be usable again in a larger tier.
+    if !builder.persistent && recovered.found + recovered.dropped > 0 {
         catalog.clear()?;
         recovered.live = LiveRecords::default();
         recovered.found = 0;
@@ -328,7 +332,8 @@ fn open_disk(
         slot_bytes: (0_u16..).zip(&slots).map(|(group, _)| slabs.slot_bytes(group)).collect(),
         dirty: DirtyBlocks::None,
     };
-    let parts = DiskParts { slabs, catalog, is_read_only: disk.read_only };
+    let is_read_only = disk.read_only;
+    let parts = DiskParts { slabs, catalog, is_read_only, _folder_locks: folder_locks };
     Ok((plan, OpenedDisk { parts, recovered }))
 }
 

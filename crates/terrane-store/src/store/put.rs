@@ -368,8 +368,8 @@ impl Put<'_> {
             // transfers, and the slot is this job's alone.
             #[expect(unsafe_code, reason = "the memory is named by addresses")]
             let copied = unsafe { blocks.copy_in(info, (slot, length), &from) };
-            if let (Err(_), Some(result)) = (copied, results.get_mut(at)) {
-                *result = Err(BlockResult::failed(StoreError::SourceInUse));
+            if let (Err(failure), Some(result)) = (copied, results.get_mut(at)) {
+                *result = Err(failure);
             }
         }
         for copy in &mut started {

@@ -258,16 +258,20 @@ impl StoreCore {
         let Some(found) = self.tiers.get(tier.index()) else {
             return Err(StoreError::NoSuchTier { tier, tiers });
         };
-        let _turn = lock(&self.resizing);
         let groups = u64::try_from(found.rooms.len().max(1)).unwrap_or(1);
         let mut total = 0;
+        let mut beyond = Vec::new();
+        let turn = lock(&self.resizing);
         for (room, &slot_bytes) in found.rooms.iter().zip(&found.slot_bytes) {
             let slots = bytes.get() / groups / slot_bytes.max(1);
             let most = u32::try_from(room.index.capacity()).unwrap_or(u32::MAX);
             let slots = u32::try_from(slots).unwrap_or(u32::MAX).min(most);
-            room.resize(slots);
+            beyond.push((room, room.set_limit(slots)));
             total += u64::from(slots) * slot_bytes;
         }
+        // Evictions may call copy engines and subscribers of the trace.
+        drop(turn);
+        beyond.into_iter().for_each(|(room, slots)| room.evict_all_beyond(slots));
         Ok(ByteCount::new(total))
     }
 

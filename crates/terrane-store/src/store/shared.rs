@@ -149,7 +149,7 @@ impl JobTable {
         state.running.len() - state.internal
     }
 
-    /// Waits until `most` jobs or fewer run, `internal` ones included if so.
+    /// Waits until no job runs, or until the deadline. Returns the number of jobs that still run.
     fn wait(&self, deadline: Option<Instant>, with_internal: bool) -> usize {
         let mut state = lock(&self.state);
         state.waiting += 1;

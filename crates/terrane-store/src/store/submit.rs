@@ -106,8 +106,11 @@ pub(crate) fn promote<K: AsRef<[u8]>>(
     core.check()?;
     core.group(options.group)?;
     let tiers = core.tiers.len();
-    if core.tiers.get(tier.index()).is_none_or(|tier| tier.is_disk()) {
+    let Some(found) = core.tiers.get(tier.index()) else {
         return Err(StoreError::NoSuchTier { tier, tiers });
+    };
+    if found.is_disk() {
+        return Err(StoreError::NotAMemoryTier { tier });
     }
     let keys = Keys::new(core, options.group, keys)?;
     let (job, task, end) = begin(core, options, keys.len())?;

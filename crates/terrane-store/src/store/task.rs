@@ -93,17 +93,22 @@ pub(crate) struct JobTask {
 
 impl JobTask {
     /// Submits requests of the job. If the job had to stop meanwhile, they are cancelled: a cancellation
-    /// before the submission did not find them.
+    /// before the submission did not find them. A raise of its priority is repeated for the same reason.
     ///
     /// # Safety
     ///
     /// As for [`Slabs::submit`](crate::slab::Slabs::submit).
     #[expect(unsafe_code, reason = "the memory is named by addresses")]
     pub(crate) unsafe fn submit_to(&self, disk: &DiskParts, requests: Vec<SlabRequest>) {
+        let lowest = requests.iter().map(|request| request.priority).min();
         // SAFETY: the caller keeps the contract of the call.
         unsafe { disk.slabs.submit(requests) };
         if self.control.stopped().is_some() {
             disk.slabs.cancel(self.control.id());
+        }
+        let priority = self.control.priority();
+        if lowest.is_some_and(|lowest| lowest < priority) {
+            disk.slabs.raise(self.control.id(), priority);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use terrane_storage::IoMemory;
 use terrane_transfer::{Endpoint, Hold, SlotSet};
 
-use crate::disk::Catalog;
+use crate::disk::{Catalog, DirectoryLock};
 use crate::slab::{SlabBuffers, Slabs};
 use crate::store::copies;
 use crate::store::group::{EndpointFacts, GroupInfo, host_buffers};
@@ -40,6 +40,8 @@ pub(crate) struct DiskParts {
     pub(crate) slabs: Slabs,
     pub(crate) catalog: Catalog,
     pub(crate) is_read_only: bool,
+    /// The locks of the folders besides the catalog's.
+    pub(crate) _folder_locks: Vec<Box<dyn DirectoryLock>>,
 }
 
 /// Adds to a count. Relaxed: counts order nothing.

@@ -34,6 +34,10 @@ pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Opt
             *result = BlockResult::Absent;
         }
     }
+    for &index in &indices {
+        // A job that has just added the block to the index appends its record under this lock.
+        drop(task.core.order.lock(keys.hash(index)));
+    }
     let refused = task.core.refuses_writes().map(BlockResult::Failed);
     let synced = match refused {
         Some(refused) => Err(refused),

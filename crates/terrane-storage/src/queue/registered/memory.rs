@@ -40,9 +40,12 @@ impl IoMemory {
     /// # Safety
     ///
     /// Until the last clone of the value drops, the addresses of the range refer to the same pages:
-    /// the range is not unmapped, moved (`mremap`) or mapped again, its pages are not discarded
-    /// (`MADV_DONTNEED`, `MADV_REMOVE`), and no hole is punched in a file that is mapped there. The
-    /// kernel would read and write the pages that were there before.
+    ///
+    /// - The range is not unmapped, moved (`mremap`) or mapped again.
+    /// - Its pages are not discarded (`MADV_DONTNEED`, `MADV_REMOVE`).
+    /// - No hole is punched in a file that is mapped there.
+    ///
+    /// Otherwise the kernel reads and writes the pages that were there before.
     #[must_use]
     pub unsafe fn new(range: IoBuffer) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);

@@ -96,12 +96,12 @@ impl BufferTable {
     pub(super) fn close(&self) {
         self.is_open.store(false, Ordering::Relaxed);
         let mut state = lock(&self.state);
-        if let Some(ring) = state.ring.take()
-            && let Err(error) = sys::ring::unregister_buffers(ring)
-        {
+        let outcome = state.ring.take().map_or(Ok(()), sys::ring::unregister_buffers);
+        self.pinned.store(0, Ordering::Relaxed);
+        drop(state);
+        if let Err(error) = outcome {
             tracing::debug!(%error, "the buffers of a ring were not unregistered before its end");
         }
-        self.pinned.store(0, Ordering::Relaxed);
     }
 }
 
@@ -134,13 +134,15 @@ impl Drop for RegisteredBuffer {
         }
         let mut state = lock(&self.table.state);
         let Some(ring) = state.ring else { return };
-        match sys::ring::update_buffer(ring, self.index, (0, 0)) {
-            Ok(()) => {
-                state.free.push(self.index);
-                self.table.pinned.fetch_sub(to_u64(self.length), Ordering::Relaxed);
-            }
-            // The pages stay pinned until the ring closes. No other buffer gets the entry.
-            Err(error) => tracing::warn!(%error, "a buffer could not be unregistered"),
+        let outcome = sys::ring::update_buffer(ring, self.index, (0, 0));
+        if outcome.is_ok() {
+            state.free.push(self.index);
+            self.table.pinned.fetch_sub(to_u64(self.length), Ordering::Relaxed);
+        }
+        drop(state);
+        // The pages then stay pinned until the ring closes. No other buffer gets the entry.
+        if let Err(error) = outcome {
+            tracing::warn!(%error, "a buffer could not be unregistered");
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Recovery reads no payload. It reads every file once, on several threads, and needs memory in
 //! proportion to the files.
 
-mod judge;
+mod losses;
 mod merge;
 mod scan;
 mod slots;
@@ -19,7 +19,7 @@ use super::failure::failure;
 use super::files::Files;
 use super::namespace::GroupSlots;
 use super::record::RECORD;
-use judge::Evidence;
+use losses::Findings;
 use merge::Merged;
 use scan::{Marks, Scan};
 use slots::Slots;
@@ -94,26 +94,26 @@ fn state_of(
         removes.extend(scanned.removes.iter().flatten().map(|(_, sequence)| *sequence));
         without_slot += scanned.without_slot;
     }
-    let evidence = Evidence {
+    let findings = Findings {
         checkpoint: sources.checkpoint,
         sources: &sources.sources,
         marks: &marks,
         gaps: &gaps,
         removes: &removes,
     };
-    let verdict = evidence.judge();
-    let mut merged = merge::merge(found, &slots, verdict.first_kept)?;
+    let losses = findings.losses();
+    let mut merged = merge::merge(found, &slots, losses.first_kept)?;
     merged.dropped += without_slot;
     let records: u64 = sources.sources.iter().map(|source| source.records).sum();
     let journals = sources.sources.iter().filter(|source| source.kind.is_journal()).count();
     Ok(State {
         merged,
-        torn: verdict.torn,
-        damaged: sources.damaged + verdict.damaged,
+        torn: losses.torn,
+        damaged: sources.damaged + losses.damaged,
         bytes: records.saturating_mul(to_u64(RECORD)),
         journals: to_u64(journals),
         next_sequence: sources.next_sequence,
-        tombstones: verdict.tombstones,
+        tombstones: losses.tombstones,
         last_number: sources.last_number,
         checkpoint: sources.checkpoint.map(|checkpoint| checkpoint.number),
         leftovers: sources.leftovers,

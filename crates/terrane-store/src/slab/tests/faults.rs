@@ -16,7 +16,7 @@ const SPARSE: SlabOptions = SlabOptions {
     direct: Requirement::Preferred,
     depth: 4,
     request: ByteCount::mib(1),
-    stores_in_device: 2,
+    max_writes_while_reads_wait: 2,
     read_only: false,
 };
 

@@ -164,7 +164,8 @@ impl SlabSink for Again {
 #[test]
 fn a_store_ends_within_its_deadline_although_loads_never_pause() {
     let folder = memory_folder();
-    let options = SlabOptions { depth: 1, stores_in_device: 1, ..SlabOptions::default() };
+    let options =
+        SlabOptions { depth: 1, max_writes_while_reads_wait: 1, ..SlabOptions::default() };
     let slabs = open_one(folder.path(), group(4096, 8), &options);
     let mut memory: Vec<Guarded> = (0..9).map(|_| Guarded::new(&[(0, 4096)])).collect();
     let running = Arc::new(Results::default());

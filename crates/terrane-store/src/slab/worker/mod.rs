@@ -17,7 +17,7 @@ use crate::slab::bounce::BounceBuffers;
 use crate::slab::inbox::Message;
 use crate::slab::options::SlabOptions;
 use crate::slab::request::{JobId, Priority, SlabDirection, SlabFailure, SlabRequest};
-use crate::slab::waiting::{InDevice, Turn, WaitingBlocks};
+use crate::slab::waiting::{InFlight, Turn, WaitingBlocks};
 use block::{Block, Ended};
 use parts::Part;
 
@@ -37,7 +37,7 @@ pub(super) struct Worker {
     waiting: WaitingBlocks,
     /// The deadlines of blocks that have parts left to submit.
     deadlines: BTreeSet<(Instant, usize)>,
-    device: InDevice,
+    in_flight: InFlight,
     /// The bytes of waiting loads that were not submitted.
     loads_left: u64,
     /// The bytes of loads in flight that keep the devices busy.
@@ -69,9 +69,9 @@ impl Worker {
             bounce: BounceBuffers::new(granule),
             blocks: Slab::new(),
             parts: Slab::new(),
-            waiting: WaitingBlocks::new(options.stores_in_device),
+            waiting: WaitingBlocks::new(options.max_writes_while_reads_wait),
             deadlines: BTreeSet::new(),
-            device: InDevice::default(),
+            in_flight: InFlight::default(),
             loads_left: 0,
             window: WINDOW * shared.files.folders(),
             to_sum: VecDeque::new(),
@@ -158,7 +158,7 @@ impl Worker {
         self.shared.counts.begun(is_store);
         if !is_store {
             self.loads_left += total;
-            self.device.last_load = Some(now);
+            self.in_flight.last_load = Some(now);
         }
         self.waiting.insert(turn, key);
         self.deadlines.extend(deadline.map(|deadline| (deadline, key)));

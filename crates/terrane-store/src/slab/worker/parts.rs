@@ -46,7 +46,7 @@ impl Worker {
         let now = Instant::now();
         let mut is_idle = self.queue.in_flight() == 0;
         while self.queue.has_room() {
-            let Some(key) = self.waiting.next(now, self.device) else { break };
+            let Some(key) = self.waiting.next(now, self.in_flight) else { break };
             let is_store = self.blocks.get(key).is_some_and(Block::is_store);
             if let Some(failure) = self.shared.health.refusal(is_store) {
                 self.fail(key, failure);
@@ -77,7 +77,7 @@ impl Worker {
     /// time that the checksums of the last ones take. So at most three quarters of the bytes that are left
     /// are in the device, unless that would be too little to keep it busy.
     fn has_window(&self) -> bool {
-        let (loading, left) = (self.device.load_bytes, self.loads_left);
+        let (loading, left) = (self.in_flight.load_bytes, self.loads_left);
         loading < self.window.max((loading + left) / 4 * 3)
     }
 
@@ -134,10 +134,10 @@ impl Worker {
         block.submitted = end;
         block.in_flight += 1;
         if block.is_store() {
-            self.device.stores += 1;
+            self.in_flight.stores += 1;
         } else {
-            self.device.loads += 1;
-            self.device.load_bytes += bytes;
+            self.in_flight.loads += 1;
+            self.in_flight.load_bytes += bytes;
             self.loads_left -= bytes;
         }
         let is_last = block.submitted.position == block.total;
@@ -160,11 +160,11 @@ impl Worker {
         block.in_flight -= 1;
         let is_store = block.is_store();
         if is_store {
-            self.device.stores -= 1;
+            self.in_flight.stores -= 1;
         } else {
-            self.device.loads -= 1;
-            self.device.load_bytes -= end - begin;
-            self.device.last_load = Some(Instant::now());
+            self.in_flight.loads -= 1;
+            self.in_flight.load_bytes -= end - begin;
+            self.in_flight.last_load = Some(Instant::now());
         }
         let is_good = completion.outcome.is_ok() && block.failure.is_none();
         if let Some(bounce) = &bounce

@@ -127,9 +127,9 @@ pub(crate) enum Shortage {
     Now,
 }
 
-/// The work that is left for after the room's lock was released.
+/// The calls to make once the lock of the room has been released.
 #[derive(Default)]
-struct Aftermath {
+struct DeferredEffects {
     evicted: Vec<KeyHash>,
     woken: Vec<Waker>,
     /// The slots that a waiter lacks because blocks are dirty.
@@ -177,16 +177,16 @@ impl Room {
 
     /// Takes slots if there are enough now, or can be after evictions.
     pub(crate) fn try_take(self: &Arc<Self>, count: usize) -> Result<TakenSlots, Shortage> {
-        let mut after = Aftermath::default();
+        let mut effects = DeferredEffects::default();
         let mut state = lock(&self.state);
         let taken = if state.waiters.is_empty() {
-            self.obtain(&mut state, count, &mut after)
+            self.obtain(&mut state, count, &mut effects)
         } else {
             Err(Shortage::Now)
         };
         drop(state);
-        after.lacks = 0;
-        self.settle(after);
+        effects.lacks = 0;
+        self.apply(effects);
         taken.map(|slots| TakenSlots::new(self, slots))
     }
 
@@ -199,11 +199,16 @@ impl Room {
         if count == 0 {
             return Ok(Ok(TakenSlots::new(self, Vec::new())));
         }
-        let waiting = match self.enter(count, control.priority()) {
+        let priority = control.priority();
+        let waiting = match self.enter(count, priority) {
             Ok(entered) => return Ok(entered),
             Err(waiting) => waiting,
         };
         control.set_waits(Some((Arc::clone(self) as _, waiting.arrival)));
+        // A raise in between did not find the room.
+        if control.priority() > priority {
+            self.raise(waiting.arrival, control.priority());
+        }
         let granted = control.until(waiting.granted()).await;
         control.set_waits(None);
         let slots = granted?;
@@ -218,10 +223,10 @@ impl Room {
         // Before the look at the pins: who unpins later sees it.
         self.waiting.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        let mut after = Aftermath::default();
+        let mut effects = DeferredEffects::default();
         let mut state = lock(&self.state);
         let taken = if state.is_next(priority) {
-            self.obtain(&mut state, count, &mut after)
+            self.obtain(&mut state, count, &mut effects)
         } else if let Some(never) = state.never(count) {
             Err(Shortage::Never(never))
         } else {
@@ -243,7 +248,7 @@ impl Room {
         if result.is_ok() {
             self.waiting.fetch_sub(1, Ordering::SeqCst);
         }
-        self.settle(after);
+        self.apply(effects);
         result
     }
 
@@ -252,7 +257,7 @@ impl Room {
         &self,
         state: &mut RoomState,
         count: usize,
-        after: &mut Aftermath,
+        effects: &mut DeferredEffects,
     ) -> Result<Vec<u32>, Shortage> {
         if let Some(never) = state.never(count) {
             return Err(Shortage::Never(never));
@@ -270,11 +275,11 @@ impl Room {
             };
             let Some(slot) = self.policy.evict(&mut take) else {
                 if dirty > 0 {
-                    after.lacks = count - state.free.len();
+                    effects.lacks = count - state.free.len();
                 }
                 return Err(Shortage::Now);
             };
-            after.evicted.extend(key);
+            effects.evicted.extend(key);
             self.put_back(state, slot);
         }
         let rest = state.free.len() - count;
@@ -283,12 +288,12 @@ impl Room {
 
     /// Gives slots to the jobs that wait, in their order.
     pub(crate) fn retry(&self) {
-        let mut after = Aftermath::default();
+        let mut effects = DeferredEffects::default();
         let mut state = lock(&self.state);
         while let Some(first) = state.waiters.first_entry() {
             let count = first.get().count;
             let key = *first.key();
-            let result = match self.obtain(&mut state, count, &mut after) {
+            let result = match self.obtain(&mut state, count, &mut effects) {
                 Ok(slots) => Ok(slots),
                 Err(Shortage::Never(never)) => Err(never),
                 Err(Shortage::Now) => break,
@@ -297,25 +302,25 @@ impl Room {
                 self.waiting.fetch_sub(1, Ordering::SeqCst);
                 let mut grant = lock(&waiter.grant);
                 grant.result = Some(result);
-                after.woken.extend(grant.task.take());
+                effects.woken.extend(grant.task.take());
             }
         }
         drop(state);
-        self.settle(after);
+        self.apply(effects);
     }
 
-    fn settle(&self, after: Aftermath) {
-        after.woken.into_iter().for_each(Waker::wake);
+    fn apply(&self, effects: DeferredEffects) {
+        effects.woken.into_iter().for_each(Waker::wake);
         self.report_retired();
-        if after.evicted.is_empty() && after.lacks == 0 {
+        if effects.evicted.is_empty() && effects.lacks == 0 {
             return;
         }
         let Some(store) = self.store.upgrade() else { return };
-        if !after.evicted.is_empty() {
-            store.after_eviction(self, &after.evicted);
+        if !effects.evicted.is_empty() {
+            store.after_eviction(self, &effects.evicted);
         }
-        if after.lacks > 0 {
-            store.write_back_for(self.tier, self.group, after.lacks);
+        if effects.lacks > 0 {
+            store.write_back_for(self.tier, self.group, effects.lacks);
         }
     }
 
@@ -355,7 +360,8 @@ impl RoomState {
         if requested > slots {
             return Some(NoRoom::TierTooSmall { requested, slots });
         }
-        let pinned = self.leases.len();
+        // Leases beyond the limit pin no slot that this job could get.
+        let pinned = self.leases.keys().filter(|slot| **slot < self.limit).count();
         (slots.saturating_sub(pinned) < requested).then_some(NoRoom::Pinned {
             requested,
             slots,

@@ -1,17 +1,18 @@
 //! Changes of the number of slots.
 
+use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
 
 use terrane_core::sync::lock;
 
 use crate::error::StoreError;
 use crate::slab::Slabs;
-use crate::store::room::{Aftermath, KEPT, MOST_DAMAGES, Room, RoomState};
+use crate::store::room::{DeferredEffects, KEPT, MOST_DAMAGES, Room, RoomState};
 
 impl Room {
-    /// Sets the number of slots that are used, and evicts the blocks beyond it. Pinned blocks leave
-    /// with their last pin, and dirty ones when they were written to a slower tier.
-    pub(crate) fn resize(&self, slots: u32) {
+    /// Sets the number of slots that are used. Returns the slots beyond it, whose blocks the caller
+    /// [evicts](Self::evict_all_beyond).
+    pub(crate) fn set_limit(&self, slots: u32) -> Range<u32> {
         let mut state = lock(&self.state);
         let before = std::mem::replace(&mut state.limit, slots);
         self.limit.store(slots, Ordering::SeqCst);
@@ -29,16 +30,21 @@ impl Room {
         }
         // Those beyond the limit are written first: their slots are to become free.
         state.dirty.make_contiguous().sort_by_key(|(slot, _)| *slot < slots);
-        drop(state);
+        slots..before
+    }
+
+    /// Evicts the blocks of slots beyond the limit. Pinned blocks leave with their last pin, and dirty
+    /// ones when they were written to a slower tier. No lock may be held.
+    pub(crate) fn evict_all_beyond(&self, slots: Range<u32>) {
         let mut dirty = 0;
-        for slot in slots..before {
-            if self.mark(slot) == KEPT {
+        for slot in slots {
+            if self.is_beyond(slot) && self.mark(slot) == KEPT {
                 dirty += 1;
             } else {
                 self.evict_beyond(slot);
             }
         }
-        self.settle(Aftermath { lacks: dirty, ..Aftermath::default() });
+        self.apply(DeferredEffects { lacks: dirty, ..DeferredEffects::default() });
         self.retry();
     }
 
@@ -51,7 +57,7 @@ impl Room {
         if let Some(key) = self.index.evict(slot, || self.mark(slot) != KEPT) {
             self.policy.remove(slot);
             self.put_back(&mut lock(&self.state), slot);
-            self.settle(Aftermath { evicted: vec![key], ..Aftermath::default() });
+            self.apply(DeferredEffects { evicted: vec![key], ..DeferredEffects::default() });
         }
     }
 
@@ -59,7 +65,7 @@ impl Room {
     /// held.
     pub(crate) fn write_beyond(&self, slot: u32) {
         if self.is_beyond(slot) && self.mark(slot) == KEPT {
-            self.settle(Aftermath { lacks: 1, ..Aftermath::default() });
+            self.apply(DeferredEffects { lacks: 1, ..DeferredEffects::default() });
         }
     }
 

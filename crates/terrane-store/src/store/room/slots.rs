@@ -14,8 +14,8 @@ use crate::store::room::Room;
 ///
 /// After a panic in the job's task they are freed with the last request that uses them.
 ///
-/// On drop the kept ones become evictable, the last one first: keys of a job are those of a prefix from
-/// its head on, and a block is useless without those before it.
+/// On drop the kept ones become evictable, the last one first. The keys of a job are those of a prefix,
+/// its head first, and a block is useless without the blocks before it.
 pub(crate) struct TakenSlots {
     shared: Arc<SharedSlots>,
     kept: Vec<KeptSlot>,

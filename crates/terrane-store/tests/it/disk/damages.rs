@@ -46,7 +46,7 @@ fn store() -> Image {
     files.image()
 }
 
-/// What is left of a damaged store.
+/// The blocks that are left of a damaged store.
 #[derive(Debug, PartialEq, Eq)]
 struct Left {
     readable: Vec<Key>,

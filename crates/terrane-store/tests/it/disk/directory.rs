@@ -274,3 +274,27 @@ fn a_full_disk_makes_the_catalog_read_only() {
         catalog.sync().unwrap();
     });
 }
+
+/// The open files of this process below `directory` whose names were removed.
+fn removed_files(directory: &Path) -> usize {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap();
+    let links = links.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    let is_removed = |link: &std::path::PathBuf| {
+        link.starts_with(directory) && link.to_string_lossy().ends_with(" (deleted)")
+    };
+    links.filter(is_removed).count()
+}
+
+#[test]
+fn a_checkpoint_closes_the_journals_that_it_replaces() {
+    let directory = tempfile::tempdir().unwrap();
+    let (catalog, _) = open(directory.path()).unwrap();
+    for key in 0..5 {
+        put(&catalog, key).unwrap();
+        catalog.checkpoint(|writer| writer.add(&record(key, key, &key_bytes(key)))).unwrap();
+        assert_eq!(removed_files(directory.path()), 0, "checkpoint {key}");
+    }
+    catalog.sync().unwrap();
+    drop(catalog);
+    assert_eq!(open(directory.path()).unwrap().1.found, 1);
+}

@@ -21,7 +21,7 @@ pub const SLAB: &str = "slab.0.000";
 /// A key. Its block has the same content each time.
 pub type Key = u32;
 
-/// What the user of a store does.
+/// The actions of a user of a store.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// Writes the payload, then the record.
@@ -37,7 +37,7 @@ pub enum Step {
     Reopen,
 }
 
-/// What the user knows, at a place of the log.
+/// The facts that the user knows, at a place of the log.
 #[derive(Clone, Debug)]
 pub enum Note {
     Puts(Key, u32),
@@ -261,7 +261,7 @@ pub fn run(files: &Recorder<Note>, steps: &[Step]) -> Result<(), CatalogError> {
     outcome
 }
 
-/// What must hold after a crash within the first `end` entries of a log.
+/// The conditions that hold after a crash within the first `end` entries of a log.
 pub fn expected(history: &History<Note>, end: usize) -> Expected {
     let mut expected = Expected::default();
     // The index of the user, with the number of the note that put each key.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const SECTOR: u64 = 512;
 
-/// What is on the disk.
+/// The content of the disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
     pub names: BTreeMap<String, usize>,

@@ -97,6 +97,18 @@ fn a_journal_that_grows_during_its_sync_is_synced_again() {
 }
 
 #[test]
+fn a_journal_that_a_checkpoint_replaced_is_not_synced() {
+    let recorder: Recorder<Note> = Recorder::new(created(), None);
+    let (catalog, _) = open(&recorder).unwrap();
+    catalog.append_puts(&[record(1, 0, &key_bytes(1))]).unwrap();
+    catalog.checkpoint(|writer| writer.add(&record(1, 0, &key_bytes(1)))).unwrap();
+    catalog.append_puts(&[record(2, 1, &key_bytes(2))]).unwrap();
+    // The first call of the sync is that of the present journal. A second one would fail.
+    recorder.fail_after(1, libc::EIO);
+    catalog.sync().unwrap();
+}
+
+#[test]
 fn a_failed_sync_of_names_makes_the_catalog_read_only() {
     // The calls before the sync of the directory at the beginning of a checkpoint, and at its end.
     for calls in [1, 8] {

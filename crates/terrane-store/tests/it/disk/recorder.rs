@@ -79,7 +79,7 @@ impl<N: Clone> Recorder<N> {
         self.inner().synced_again
     }
 
-    /// What processes see.
+    /// The content that processes see.
     pub fn image(&self) -> Image {
         self.inner().now.clone()
     }

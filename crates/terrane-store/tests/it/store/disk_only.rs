@@ -233,7 +233,7 @@ fn wrong_requests_are_refused_with_the_guard() {
         assert_eq!(presence, [Presence::Absent; 2]);
     }
     let error = store.promote(&two, TierId::new(0), options()).unwrap_err();
-    assert!(matches!(error, StoreError::NoSuchTier { .. }), "{error}");
+    assert!(matches!(error, StoreError::NotAMemoryTier { .. }), "{error}");
     assert_eq!(store.snapshot().refused_jobs, 7);
     assert_at_rest(&store);
     drop(memory);
@@ -365,9 +365,11 @@ fn another_namespace_or_shape_is_refused_with_the_difference() {
 #[test]
 fn a_store_without_parts_is_not_opened() {
     let directory = tempfile::tempdir().unwrap();
-    assert!(matches!(Store::builder().open().unwrap_err(), StoreError::NothingToOpen));
+    let error = Store::builder().open().unwrap_err();
+    assert!(matches!(error, StoreError::GroupOrTierCount { groups: 0, tiers: 0 }), "{error}");
     let group = || Store::builder().group(BlockGroup::new("kv", 4096));
-    assert!(matches!(group().open().unwrap_err(), StoreError::NothingToOpen));
+    let error = group().open().unwrap_err();
+    assert!(matches!(error, StoreError::GroupOrTierCount { groups: 1, tiers: 0 }), "{error}");
     let no_name = group().disk(disk(directory.path(), 1 << 20)).open().unwrap_err();
     assert!(matches!(no_name, StoreError::NoNamespace));
     for bytes in [0, 4095] {

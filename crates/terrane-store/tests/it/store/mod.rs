@@ -1,5 +1,6 @@
 //! The store: verbs, tiers, faults and restarts.
 
+mod combinations;
 mod devices;
 mod direct_gets;
 mod disk_only;

@@ -391,9 +391,13 @@ fn take_wakers(state: &mut MutexGuard<'_, LayersState>) -> Vec<LayerWaiter> {
 
 impl fmt::Debug for SharedLayers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Layers")
-            .field("range", &self.range)
-            .field("layers", &lock(&self.state).layers)
-            .finish_non_exhaustive()
+        let mut text = f.debug_struct("Layers");
+        text.field("range", &self.range);
+        if !self.is_lost() {
+            // A copy, because the writer is foreign code.
+            let layers = lock(&self.state).layers.clone();
+            text.field("layers", &layers);
+        }
+        text.finish_non_exhaustive()
     }
 }

@@ -183,8 +183,14 @@ impl TransferState {
         }
         // A cancellation does not undo a copy whose bytes have all arrived.
         let has_copied = self.next > 0 && !self.wants_slot() && self.chunks.is_empty();
-        let reason = self.job.reason_to_stop();
-        let reason = reason.filter(|why| !(has_copied && matches!(why, CopyFailure::Cancelled)));
+        let reason = match self.job.reason_to_stop() {
+            // The deadline still holds for the rest: it ends the wait of the relay's thread.
+            Some(CopyFailure::Cancelled) if has_copied => {
+                let is_late = self.deadline().is_some_and(|deadline| deadline <= Instant::now());
+                is_late.then_some(CopyFailure::DeadlineExceeded)
+            }
+            other => other,
+        };
         self.failure = reason.map(RelayFailure::Stopped);
         self.failure.is_some()
     }

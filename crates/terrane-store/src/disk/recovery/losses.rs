@@ -11,9 +11,9 @@ use super::source::{Kind, Source};
 use crate::disk::checkpoint::Header;
 use crate::disk::record::Mark;
 
-/// The judgement of all records.
+/// The records that are lost, and those that are dropped for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct Losses {
     pub torn: u64,
     pub damaged: u64,
     /// Records with lower sequence numbers are dropped.
@@ -22,9 +22,9 @@ pub(crate) struct Verdict {
     pub tombstones: u64,
 }
 
-/// The findings that are judged.
+/// The findings of a scan, from which the losses follow.
 #[derive(Debug)]
-pub(crate) struct Evidence<'a> {
+pub(crate) struct Findings<'a> {
     pub checkpoint: Option<Header>,
     pub sources: &'a [Source],
     /// By source.
@@ -43,18 +43,18 @@ struct Missing {
     durable: u64,
 }
 
-impl Evidence<'_> {
-    pub(crate) fn judge(&self) -> Verdict {
-        let mut verdict = Verdict::default();
+impl Findings<'_> {
+    pub(crate) fn losses(&self) -> Losses {
+        let mut losses = Losses::default();
         let missing = self.missing();
         for Missing { start, end, durable } in &missing {
             // `durable + 1` is the first number that a crash could lose.
             let damaged = (*end).min(durable + 1).saturating_sub(*start);
-            verdict.damaged += damaged;
-            verdict.torn += (end - start) - damaged;
+            losses.damaged += damaged;
+            losses.torn += (end - start) - damaged;
         }
         let rests = self.sources.iter().filter(|source| source.has_rest).count();
-        verdict.torn += to_u64(rests);
+        losses.torn += to_u64(rests);
 
         let last = self.marks.iter().filter_map(|marks| marks.last).max_by_key(|last| last.0);
         let mark = last.map_or(Mark::default(), |(_, mark)| mark);
@@ -66,7 +66,7 @@ impl Evidence<'_> {
             // Damaged records explain the loss before torn ones do: those were never durable, unless
             // the marks of their session are damaged, too.
             let damaged = missing.iter().filter(|gap| gap.start <= gap.durable);
-            let damaged = if verdict.damaged >= lost {
+            let damaged = if losses.damaged >= lost {
                 damaged.map(|gap| (gap.end - 1).min(gap.durable)).max()
             } else {
                 let unknown = self.before_first_journal();
@@ -74,20 +74,20 @@ impl Evidence<'_> {
                 gaps.map(|gap| (gap.end - 1).min(mark.durable)).max()
             };
             // Without a gap the numbers contradict each other: all that they speak of is dropped.
-            verdict.first_kept = damaged.unwrap_or(mark.durable + 1);
+            losses.first_kept = damaged.unwrap_or(mark.durable + 1);
         }
         if let Some(checkpoint) = self.checkpoint
             && self.sources.iter().all(|source| source.kind != Kind::Journal(checkpoint.number))
         {
             // Its journal was durable before the checkpoint was. The journal's removals are lost.
-            verdict.damaged += 1;
-            verdict.first_kept = verdict.first_kept.max(checkpoint.first_sequence);
+            losses.damaged += 1;
+            losses.first_kept = losses.first_kept.max(checkpoint.first_sequence);
         }
-        verdict.damaged += self.missing_of_checkpoint();
+        losses.damaged += self.missing_of_checkpoint();
         // Those after the mark add to those that it states, found or lost.
         let durable = count(mark.durable);
-        verdict.tombstones = mark.tombstones.max(durable) + (count(u64::MAX) - durable);
-        verdict
+        losses.tombstones = mark.tombstones.max(durable) + (count(u64::MAX) - durable);
+        losses
     }
 
     /// All rows of numbers without valid records, from the checkpoint on.
