@@ -7,7 +7,7 @@
 //! kind. Tensors are in `terrane-interop`, on which this crate depends. It handles the C
 //! structures, not Python: the caller extracts pointers from capsules.
 //!
-//! # What it does not do
+//! # Limits of this crate
 //!
 //! It copies no element, converts no type, allocates only the small structures of the interfaces,
 //! and starts no thread. It does not decide when foreign code may access memory: the `# Safety`

@@ -6,7 +6,7 @@
 //! a Python wheel, offers the same command with it. The logic is in other crates: plans in `terrane-plan`, capability
 //! reports in `terrane-storage` and `terrane-cuda`, copies in `terrane-transfer`.
 //!
-//! # What it does not do
+//! # Limits of this crate
 //!
 //! It needs no GPU. It changes no setting of the machine: it prints the commands that would do so. Only these
 //! commands write files:

@@ -9,7 +9,7 @@
 //! Use it directly to write a backend: a new kind of memory, an allocator, a registrar. To lay out,
 //! pool or move KV-cache blocks, use the crates above it, or the facade `terrane` for all of them.
 //!
-//! # What it does not do
+//! # Limits of this crate
 //!
 //! It allocates only its own small bookkeeping, opens no file, starts no thread and uses no driver.
 //! It never reads or writes the bytes of a [`Memory`].

@@ -73,7 +73,7 @@ pub enum CudaError {
         code: DriverCode,
     },
     /// A driver call failed.
-    #[error("{operation} failed: {code}")]
+    #[error("the driver call {operation} failed: {code}")]
     Driver {
         /// The call.
         operation: &'static str,
@@ -128,7 +128,10 @@ pub enum CudaError {
     #[error("the event has no time; create both events with `Timing::On`, and record them")]
     NoTiming,
     /// A span that is not completely in the device's memory.
-    #[error("{length} at {address:#x} are not within one allocation of memory of device {device}")]
+    #[error(
+        "{length} at {address:#x} are not within one allocation of memory of device {device}; pass the \
+         address and the length of a live allocation on it"
+    )]
     NotDeviceMemory {
         /// The address.
         address: u64,
@@ -200,8 +203,8 @@ pub enum CudaError {
     NoThreadBlocks,
     /// More cells than one launch supports.
     #[error(
-        "{} cells of {bytes} bytes exceed one launch; the maximum is {most} cells and as many tiles \
-         of 128 words; use several launches with fewer pairs each",
+        "{} cells of {bytes} bytes exceed one launch; the maximum is {most} cells, and {most} tiles of \
+         128 words; use several launches with fewer pairs each",
         .counts.map(|count| count.to_string()).join(" * ")
     )]
     TooManyCells {
@@ -268,7 +271,7 @@ pub enum CudaError {
     },
     /// Memory without a manager that keeps it until a stream has run.
     #[error(
-        "no manager keeps the memory at {location} until the stream has passed; allocate it from a \
+        "no manager keeps the memory at {location} until the stream's work completes; allocate it from a \
          `MemoryManager`, or use `read_unmanaged` or `write_unmanaged`"
     )]
     Unmanaged {
@@ -276,7 +279,7 @@ pub enum CudaError {
         location: terrane_core::Location,
     },
     /// A part that a region does not contain.
-    #[error("the argument exceeds its region")]
+    #[error("a kernel argument exceeds its region; see the cause")]
     View(#[from] terrane_core::ViewOutOfBounds),
     /// Host memory could not be allocated.
     #[error("the host memory to be pinned could not be allocated; see the cause")]

@@ -10,7 +10,7 @@
 //! context, which all of these libraries share, and it accepts their streams and pointers. It
 //! leaves every thread's current context unchanged.
 //!
-//! # What it does not do
+//! # Limits of this crate
 //!
 //! It does not use managed (unified) memory. Building needs no CUDA toolkit, and nothing links
 //! CUDA. Without a driver, every entry point returns a typed [`CudaError`].

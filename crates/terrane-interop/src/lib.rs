@@ -8,7 +8,7 @@
 //! existing tensors of a serving engine. It handles the C structures, not Python: the caller passes
 //! pointers between the sides, for example in a Python capsule.
 //!
-//! # What it does not do
+//! # Limits of this crate
 //!
 //! It copies no element, converts no type, allocates only the small structures of the interfaces,
 //! and starts no thread. It does not decide when foreign code may access memory. Exports of an

@@ -46,7 +46,7 @@ pub(crate) enum ConsumerWork {
 }
 
 impl ConsumerWork {
-    /// Drops `kept` after the work has run, like [`release_after`].
+    /// Drops `value` after the work has run, like [`release_after`].
     pub(crate) fn release<T: Send + 'static>(&self, value: T) {
         match self {
             Self::Finished => drop(value),

@@ -13,7 +13,7 @@
 //! will allocate. Other crates allocate this memory and move blocks between layouts; the facade
 //! `terrane` has all of them.
 //!
-//! # What it does not do
+//! # Limits of this crate
 //!
 //! It does no I/O, uses no driver, starts no thread, accesses no byte of a block, and has no unsafe
 //! code. Memory comes from an [`Allocate`] or from the caller, registration from a [`Register`].

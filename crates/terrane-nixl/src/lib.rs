@@ -6,7 +6,7 @@
 //! machines. It registers memory from all of Terrane's allocators and memory that you adopt. The
 //! backends are UCX, POSIX, GDS and any other plugin that NIXL finds.
 //!
-//! # What it does not do
+//! # Limits of this crate
 //!
 //! It neither links nor installs NIXL: it loads `libnixl_capi.so` at run time from the loader's
 //! search path. Without the library, every entry point returns a typed [`NixlUnavailable`]. NIXL's

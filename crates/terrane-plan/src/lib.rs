@@ -6,7 +6,7 @@
 //! are bytes of tokens, blocks and chunks, padding, huge pages, registrations, and predicted times. The command
 //! `terrane plan` prints them. To build the layouts themselves, use `terrane-layout`.
 //!
-//! # What it does not do
+//! # Limits of this crate
 //!
 //! It does no I/O and examines no machine: the caller passes a [`Machine`], or none. It predicts a time only if the
 //! machine has a rate, and names the origin of that rate. It does not know weights and activations, so the caller

@@ -83,7 +83,7 @@ pub enum PoolError {
     #[error("the pool has no fence source; create it with `Pool::with_fences` to use streams")]
     NoFences,
     /// A fence failed.
-    #[error("a fence failed, so the order of streams is unknown")]
+    #[error("a fence failed, so the order of streams is unknown; see the cause")]
     Fence {
         /// The operation that failed.
         #[from]

@@ -12,7 +12,7 @@
 //! Use it alone to pool or to account for memory of any [`Allocate`](terrane_core::Allocate).
 //! To serve models, use it with the rest of Terrane through the facade `terrane`.
 //!
-//! # What it does not do
+//! # Limits of this crate
 //!
 //! It uses no driver, starts no thread and copies no bytes. It does not split a region into blocks
 //! of mixed sizes. Slabs are cut into equal blocks, by [`SizeClasses::ExactSlab`] for one size and
@@ -24,7 +24,7 @@
 //!
 //! ```text
 //!  allocate ──► magazine of the thread ──► queue of the class ──► pending frees ──► upstream
-//!                no lock, no shared line    14 blocks at a time    whose streams     if exhausted,
+//!                no lock                   blocks in batches      whose streams     if exhausted,
 //!                                                                  have finished     reclaim
 //!  release ───► magazine of the thread ──► queue of the class
 //!         ├───► stream magazine of the thread, for a block used on one stream

@@ -8,7 +8,7 @@ use crate::state::State;
 /// thread's capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureMode {
-    /// Of a capture: no thread may make unsafe calls. Of a thread: its calls may invalidate
+    /// A capture in this mode: no thread may make unsafe calls. A thread in this mode: its calls may invalidate
     /// captures of all threads.
     Global,
     /// Only the capturing thread may make no unsafe calls.

@@ -26,9 +26,9 @@
 //!   Every copy, fill, load and store is checked against the allocations twice. A wrong address is
 //!   an invalid value at submission. When the work runs, it is an illegal address, which loses the
 //!   context.
-//! - **Memory.** A limit for each device; pools with a release threshold, whose memory is allocated
-//!   and freed in stream order; registrations, which do not overlap, and which no copy crosses;
-//!   copies with pageable memory, which end before the call returns.
+//! - **Memory.** Each device has a limit. Pools have a release threshold, and allocate and free in
+//!   stream order. Registrations do not overlap, and no copy crosses one. Copies with pageable memory
+//!   end before the call returns.
 //! - **Kernels.** PTX is interpreted, warp by warp: integers, branches, vectors, shared memory,
 //!   barriers. Unsupported instructions are refused by name when the module is loaded.
 //! - **Errors.** Sticky errors last until the context is destroyed. Handles are not reused, so a

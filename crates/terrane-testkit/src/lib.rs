@@ -24,7 +24,7 @@
 //!   `tracing`; [`random`]: repeatable pseudo-random numbers.
 //! - [`simulated_cuda`]: faults, held streams and counts of the simulated CUDA driver.
 //!
-//! # What it does not do
+//! # Limits of this crate
 //!
 //! It is not published, and published crates depend on it only for tests and examples. It panics
 //! where a library must not: a panic here is a failed test, and states the expected and the actual

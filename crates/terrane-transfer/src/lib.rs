@@ -26,12 +26,12 @@
 //! Yes, to move blocks between layouts of [`terrane_layout`], or to write an engine. The facade
 //! `terrane` does the usual set-up in fewer lines.
 //!
-//! # What it does not do
+//! # Limits of this crate
 //!
 //! It never decides *which* blocks to move: no eviction, no prefix matching, no index of cached
 //! blocks. [`Slots`] only tracks which block ids are free. The crate does not see accesses that
 //! bypass it, unless they are declared ([`Endpoint::hold_for_write`]). It requires no runtime. Only
-//! engines start threads; these are named and joined.
+//! engines start threads. These are named, and joined when the engine drops.
 //!
 //! # Features
 //!

@@ -13,7 +13,7 @@
 //! reach a peer's blocks with NIXL, use `terrane-nixl`. It exports and imports these descriptions,
 //! and returns layouts that are ends of transfers.
 //!
-//! # What it does not do
+//! # Limits of this crate
 //!
 //! It sends no data, opens no file, dereferences no address, does not parse agents' metadata, and
 //! has no unsafe code. It serialises no type of another crate, so no other crate can change the

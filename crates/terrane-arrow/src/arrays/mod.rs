@@ -72,7 +72,7 @@
 //! use terrane_arrow::arrays::{ImportError, import_device_array, import_field};
 //! use terrane_arrow::columns::Column;
 //!
-//! /// What a library hands over with the capsules of `__arrow_c_device_array__`.
+//! /// The structs that a library passes with the capsules of `__arrow_c_device_array__`.
 //! ///
 //! /// # Safety
 //! ///
@@ -90,7 +90,7 @@
 //!     };
 //!     // SAFETY: the caller's promise.
 //!     let array = unsafe { import_device_array(field.data_type(), array) }?;
-//!     // What is submitted to the stream from now on runs behind the producer's event.
+//!     // Work that is submitted to the stream from now on runs after the producer's event.
 //!     Ok((field, array.wait_on(stream)?))
 //! }
 //! ```

@@ -104,7 +104,7 @@ fn columns_and_row_counts_are_arguments_and_name_their_block() {
     // SAFETY: all writers of the count have completed.
     assert_eq!(unsafe { buffer.refresh(&setup.order) }.unwrap(), 3);
 
-    // The block is freed when the stream has passed it.
+    // The block is freed when the work of the stream has completed.
     drop((buffer, part, column));
     assert_eq!(manager.pending(), 1);
     theirs.synchronize().unwrap();

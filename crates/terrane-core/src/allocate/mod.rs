@@ -184,7 +184,10 @@ pub enum AllocateError {
         label: Label,
     },
     /// A capability that a policy requires was not granted.
-    #[error("{kind} memory for {label} was freed, because a required capability is missing")]
+    #[error(
+        "cannot allocate {kind} memory for {label}: a required capability is missing; see the cause, or \
+         request it as `Preferred`"
+    )]
     Capability {
         /// The kind of storage.
         kind: StorageKind,

@@ -85,7 +85,10 @@ pub enum RegisterError {
         backends: Vec<BackendOutcome>,
     },
     /// A required backend refused, so the other registrations were undone.
-    #[error("backend {backend} of agent {agent} refused the memory, and is required")]
+    #[error(
+        "backend {backend} of agent {agent} refused the memory, and is required; see the cause, or do \
+         not require it"
+    )]
     RequiredBackend {
         /// The agent.
         agent: AgentName,
@@ -96,7 +99,7 @@ pub enum RegisterError {
         source: BoxedCause,
     },
     /// The agent failed before it tried a backend.
-    #[error("agent {agent} cannot register {} of {} memory", .span.length, .span.kind)]
+    #[error("agent {agent} cannot register {} of {} memory; see the cause", .span.length, .span.kind)]
     Agent {
         /// The agent.
         agent: AgentName,

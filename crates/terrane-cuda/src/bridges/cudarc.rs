@@ -53,7 +53,7 @@ use crate::runtime::stream::Stream;
 ///         .arg(&length)
 ///         .launch(LaunchConfig::for_num_elems(length))
 /// }?;
-/// // The block returns to the manager when the stream has passed the kernel.
+/// // The block returns to the manager when the kernel has completed.
 /// drop(scores);
 /// # Ok(())
 /// # }

@@ -73,9 +73,9 @@ const fn number(number: u32) -> NonZeroU32 {
 }
 
 impl Default for DeviceEngineOptions {
-    /// Three buffers of 32 MiB in each direction; 24 thread blocks to pack, 32 for the bus to the
-    /// host, and 48 for the bus to another device; requests of at most 32 MiB. The figures were
-    /// measured on an H200.
+    /// Each direction has three buffers of 32 MiB. Packing uses 24 thread blocks, the bus to the host
+    /// 32, and the bus to another device 48. A request has at most 32 MiB. The figures were measured
+    /// on an H200.
     fn default() -> Self {
         Self {
             path: None,

@@ -128,7 +128,7 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// Until the stream has passed the copy, these kernels are loaded. Until then, all cells at
+    /// Until the copy has completed, these kernels are loaded. Until then, all cells at
     /// both ends, all tables and all lists are memory that the stream's device can access at the
     /// given address. Nothing writes the bytes that are read, and nothing else reads or writes the
     /// destination. No destination cell overlaps another or a source cell. [`LaunchEnd::bases_bits`]

@@ -96,7 +96,7 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// Until the stream has passed the launch, these kernels are loaded. Until then, all tables,
+    /// Until the launch has completed, these kernels are loaded. Until then, all tables,
     /// and all words that the tables name, are memory of the stream's device. Nothing writes these
     /// words, and only these kernels access the sums. The width divides all addresses.
     pub(crate) unsafe fn sum_blocks(

@@ -341,7 +341,7 @@ impl DevicePoolMemory {
 }
 
 // SAFETY: the span lies within a pool allocation that this value alone owns. It is freed when the
-// value drops, wherever the value moves. The stream has passed the allocation.
+// value drops, wherever the value moves. The allocation on the stream has completed.
 unsafe impl Memory for DevicePoolMemory {
     fn kind(&self) -> StorageKind {
         self.pool.raw.context.kind()
@@ -421,7 +421,7 @@ impl OrderedMemory {
         Ok(())
     }
 
-    /// Waits until the stream has passed the allocation. The memory is then usable everywhere.
+    /// Waits until the allocation on the stream has completed. The memory is then usable everywhere.
     ///
     /// # Errors
     ///

@@ -227,8 +227,7 @@ impl Context {
     }
 
     /// Whether the device memory at this address was mapped as part of a larger range (`cuMemMap`).
-    /// Memory allocated in one call can be shared with other processes by the legacy IPC interface.
-    /// Memory from a memory pool belongs to that pool.
+    /// Such memory has neither a legacy IPC handle nor a memory pool. Other memory has one of them.
     fn is_mapped(&self, address: DeviceAddress) -> Result<bool, CudaError> {
         // A driver that does not know an attribute has no such memory.
         let ask = |attribute, otherwise| match self.pointer_attribute(address, attribute) {

@@ -245,7 +245,7 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// Until the stream has passed the copy, both spans are valid, nothing writes the source, and
+    /// Until the copy has completed, both spans are valid, nothing writes the source, and
     /// nothing else reads or writes the destination. The spans do not overlap.
     pub unsafe fn copy(
         &self,
@@ -274,7 +274,7 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// Until the stream has passed the fill, the span is valid and nothing else uses it.
+    /// Until the fill has completed, the span is valid and nothing else uses it.
     pub unsafe fn fill(
         &self,
         destination: Location,

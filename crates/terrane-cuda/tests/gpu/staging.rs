@@ -55,7 +55,7 @@ impl Setup {
                     Direction::FromDevice => (place, copy.host.location),
                 };
                 // SAFETY: the table keeps its buffers, and the dispatch keeps its own, until the
-                // stream has passed the copies.
+                // copies have completed.
                 unsafe { self.stream.copy(from, to, copy.length) }.unwrap();
                 offset = offset.checked_add(copy.length).unwrap();
             }

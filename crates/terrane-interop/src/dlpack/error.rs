@@ -62,10 +62,10 @@ pub enum ImportError {
         address: usize,
     },
     /// The element type is invalid.
-    #[error("the tensor's element type is not supported")]
+    #[error("the tensor's element type is not supported; see the cause")]
     ElementType(#[from] ElementTypeError),
     /// The sizes and strides do not describe memory.
-    #[error("the tensor's shape is refused")]
+    #[error("the tensor's shape is refused; see the cause")]
     Shape(#[from] ShapeError),
     /// A device for which Terrane has no kind of memory.
     #[error(
@@ -231,7 +231,7 @@ pub enum ExportError {
     #[error("no tensor can have this shape")]
     Shape(#[from] ShapeError),
     /// The layout does not have this piece.
-    #[error("the layout does not have this piece")]
+    #[error("the layout does not have this piece; see the cause")]
     Layout(#[from] LayoutError),
     /// The layout's sections have strides within a block, so it has no contiguous pieces.
     #[error(

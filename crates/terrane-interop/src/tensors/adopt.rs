@@ -40,7 +40,7 @@ pub enum KvTensors<'a> {
 /// use terrane_interop::dlpack::ImportedTensor;
 /// use terrane_layout::{BuildFailed, LayoutConfig, PhysicalLayout};
 ///
-/// /// What vLLM calls `kv_caches`, one tensor a layer.
+/// /// vLLM's `kv_caches`, one tensor a layer.
 /// fn over(
 ///     config: &LayoutConfig,
 ///     kv_caches: &[ImportedTensor],

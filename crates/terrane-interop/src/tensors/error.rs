@@ -187,7 +187,7 @@ pub enum KvError {
         element: ElementType,
     },
     /// A tensor that cannot be converted to memory.
-    #[error("{tensor} cannot be adopted")]
+    #[error("{tensor} cannot be adopted; see the cause")]
     Memory {
         /// The tensor.
         tensor: TensorName,
@@ -199,10 +199,10 @@ pub enum KvError {
     #[error("no tensor can have the shape of this layout")]
     Shape(#[from] ShapeError),
     /// The configuration is invalid.
-    #[error("the configuration is invalid")]
+    #[error("the configuration is invalid; see the cause")]
     Layout(#[from] LayoutError),
     /// A tensor that could not be exported.
-    #[error("{tensor} could not be exported")]
+    #[error("{tensor} could not be exported; see the cause")]
     Export {
         /// The tensor.
         tensor: TensorName,

@@ -54,7 +54,7 @@ const NAME: &str = "nixl";
 /// refused is never copied by GDS because another backend accepted it. The quote names the backend:
 /// `"UCX write, 64 descriptors"`.
 ///
-/// # What it does not do
+/// # Limits
 ///
 /// - It does not wait for a device's order. It accepts device memory that is [already
 ///   synchronised](DeviceOrder::AlreadySynchronised) and declines streams and events. For these, a
@@ -83,20 +83,20 @@ const NAME: &str = "nixl";
 ///
 /// # When a peer does not answer
 ///
-/// Every transfer has a deadline, its own or that of the [options](NixlEngineOptions::deadline). A
-/// request in flight cannot be cancelled immediately or reliably. When the deadline passes, the
+/// A transfer has a deadline, its own or that of the [options](NixlEngineOptions::deadline), unless
+/// both are `None`. A request in flight cannot be cancelled immediately or reliably. When the deadline passes, the
 /// transfer ends with its error. The memory at both ends stays claimed and alive until NIXL reports
-/// that the request has ended too. An engine that drops before waits for that up to its
-/// [`drop_timeout`](NixlEngineOptions::drop_timeout), and then never frees or reuses the memory.
-/// The peer then stays busy in that agent: it can be forgotten, but neither refreshed nor
+/// that the request has ended too. If the engine drops earlier, it waits for that at most
+/// [`drop_timeout`](NixlEngineOptions::drop_timeout). After the timeout, the memory is never freed or
+/// reused. The peer then stays busy in that agent: it can be forgotten, but neither refreshed nor
 /// disconnected.
 ///
 /// # When a request fails
 ///
 /// NIXL reports that a request failed, but not which of its parts may still be in flight. So the
 /// transfer ends with its error. The memory at both ends stays claimed until the connection to the
-/// peer is closed. The engine closes it once no other request is in flight with the peer, and
-/// begins no transfer before ([`RequestError::PeerLost`]). The next [import](crate::Agent::import)
+/// peer is closed. The engine closes it once no other request is in flight with the peer. Until
+/// then it begins no transfer with that peer ([`RequestError::PeerLost`]). The next [import](crate::Agent::import)
 /// reconnects.
 ///
 /// For a file, POSIX and GDS_MT of NIXL 1.5.1 report a failure only once all I/Os of the request
@@ -133,7 +133,7 @@ const NAME: &str = "nixl";
 ///     LayoutBuilder::new(config).fully_contiguous().allocate(&system).register(agent).build()
 /// };
 ///
-/// // The bytes of an export go to the other process by whatever means there are.
+/// // The bytes of an export go to the other process over any channel.
 /// let blocks_of_decode = layout(&decode)?;
 /// let exported = decode.export(&blocks_of_decode)?;
 ///

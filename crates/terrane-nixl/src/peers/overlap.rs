@@ -13,7 +13,7 @@ pub(super) fn first_shared<'a>(
         .map(|region| (region.space(), region.address(), region.length()))
         .collect();
     others.sort_unstable();
-    // Of those that begin before a region ends, the last also ends last.
+    // The last region that begins before another one ends also ends last.
     (0_u32..).zip(described.regions()).find_map(|(number, region)| {
         // Validated: the sum fits in 64 bits.
         let end = region.address().saturating_add(region.length().get());

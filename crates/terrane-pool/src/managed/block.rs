@@ -68,7 +68,8 @@ impl ManagedBlock {
 
     /// Records a use of the block by work that has been, or is about to be, submitted to `stream`.
     ///
-    /// The block is freed only after that stream has passed the point where the block was dropped.
+    /// The block is freed only after the work has completed that was submitted to that stream before the
+    /// block was dropped.
     /// Each stream has one entry, with the strongest access.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ pub enum ManagedError {
     #[error(transparent)]
     Allocate(#[from] AllocateError),
     /// The size of the elements in bytes overflows.
-    #[error("the allocation is too large")]
+    #[error("the size of the elements exceeds 64 bits; request fewer elements")]
     Size(#[from] SizeOverflow),
     /// The block was dropped or freed.
     #[error("use after free: block {handle} of {tag} is {state}; its owner has dropped it")]
@@ -47,7 +47,7 @@ pub enum ManagedError {
     },
     /// A span extends beyond its block.
     #[error(
-        "{} bytes at offset {} exceed block {handle} of {tag}, which has {} bytes",
+        "{} bytes at offset {} exceed block {handle} of {tag}, which has {} bytes; use a range inside it",
         .length.get(), .offset.get(), .block_length.get()
     )]
     OutOfBounds {
@@ -69,7 +69,10 @@ pub enum ManagedError {
         handle: BlockHandle,
     },
     /// The bytes are not a whole number of elements.
-    #[error("{} bytes are not a multiple of an element of {element} bytes", .bytes.get())]
+    #[error(
+        "{} bytes are not a multiple of an element of {element} bytes; use a whole number of elements",
+        .bytes.get()
+    )]
     PartialElement {
         /// The number of bytes.
         bytes: ByteCount,
@@ -77,7 +80,10 @@ pub enum ManagedError {
         element: usize,
     },
     /// The address is not aligned for the elements.
-    #[error("{location} is aligned to {available}, and the elements need an alignment of {needed}")]
+    #[error(
+        "{location} is aligned to {available}, and the elements need {needed}; use a range that begins \
+         at a multiple of it"
+    )]
     Misaligned {
         /// The location of the bytes.
         location: Location,

@@ -2,8 +2,8 @@
 //!
 //! A [`MemoryManager`] allocates from any upstream: system memory, a pool, a device. It returns
 //! [`TrackedSlice`]s of plain data and raw [`TrackedBlock`]s, which are freed on drop. Streams
-//! other than the upstream's own may still use a dropped block. It is then freed after those
-//! streams have passed the drop.
+//! other than the upstream's own may still use a dropped block. It is then freed once the work
+//! submitted to them before the drop has completed.
 //!
 //! ```
 //! use terrane_core::ByteCount;

@@ -61,7 +61,8 @@ impl<M: Memory> PoolBlock<M> {
 
     /// Records a use of the block by work that has been, or is about to be, submitted to `stream`.
     ///
-    /// The block is not reused until that stream has passed the point where the block was dropped.
+    /// The block is not reused until the work has completed that was submitted to that stream before the
+    /// block was dropped.
     /// For several uses on one stream, only the strongest is kept. Uses on the block's own stream
     /// need no record.
     ///
@@ -84,7 +85,8 @@ impl<M: Memory> PoolBlock<M> {
     }
 
     /// Releases the block on `stream`. That stream can reuse it at once. Other streams can reuse it
-    /// only after that stream, and every other stream that uses the block, has passed this point.
+    /// once the work submitted so far has completed, on that stream and every other one that uses the
+    /// block.
     ///
     /// # Errors
     ///

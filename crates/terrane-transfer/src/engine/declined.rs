@@ -68,7 +68,7 @@ pub enum Declined {
          another layout on the device, or copy through host memory"
     )]
     ChecksumLayout,
-    /// One layer of a block is larger than the bounce buffers.
+    /// One layer of a block is larger than a bounce slot.
     #[error("one layer of a block is larger than a bounce slot; increase RelayOptions::slot_bytes")]
     SlotTooSmall,
 }

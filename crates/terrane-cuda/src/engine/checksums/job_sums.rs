@@ -204,8 +204,8 @@ impl JobSums {
     ///
     /// # Safety
     ///
-    /// The job keeps the blocks alive and unchanged until the stream has passed this. Their bytes
-    /// are complete when the stream reaches it.
+    /// The job keeps the blocks alive and unchanged until this work has completed. Their bytes are
+    /// complete when it begins.
     pub(crate) unsafe fn sum(
         &mut self,
         kernels: &Kernels,

@@ -15,9 +15,9 @@ use crate::kernels::schedule::Divisor;
 use crate::kernels::sum_arguments::{ROW_BYTES, SumLaunch};
 use crate::kernels::width::CopyWidth;
 
-/// The numbers of a job in the device's memory, one after the other: a sum for each pair, which
-/// begins with zero, then a factor for each segment, then the places of layers and of pairs. Pinned
-/// memory has the same numbers, and behind them room for the finished sums.
+/// The numbers of a job in the device's memory. First comes a sum for each pair, which begins with
+/// zero, then a factor for each segment. The places of layers and of pairs follow. Pinned memory has
+/// the same numbers, and then room for the finished sums.
 #[derive(Debug)]
 pub(crate) struct SumTables {
     numbers: Vec<u64>,

@@ -53,8 +53,8 @@ impl fmt::Display for ChoiceReason {
         };
         let micros = |seconds| duration(seconds).as_micros();
         write!(f, "{} {} µs, {} {} µs", chosen.0, micros(chosen.1), next.0, micros(next.1))?;
-        // Then the next path was not taken as it needs another call.
-        f.write_str(if next.1 < chosen.1 { " and one call more" } else { "" })
+        // Then the next path was not taken, because it needs another call.
+        f.write_str(if next.1 < chosen.1 { " plus one more driver call" } else { "" })
     }
 }
 
@@ -273,7 +273,7 @@ mod tests {
         let choice = staged_in(-3.5);
         assert_eq!(choice.path, CopyPath::Direct);
         let reason = choice.reason.to_string();
-        assert!(reason.ends_with(" µs and one call more"), "{reason}");
+        assert!(reason.ends_with(" µs plus one more driver call"), "{reason}");
         let choice = staged_in(-4.5);
         assert_eq!(choice.path, CopyPath::Staged);
         let reason = choice.reason.to_string();
@@ -310,7 +310,10 @@ mod tests {
         assert_eq!(reason.to_string(), "staged 4880 µs, direct kernel 5000 µs");
         let next = (CopyPath::Direct, 0.0);
         let reason = ChoiceReason::Compared { chosen, next };
-        assert_eq!(reason.to_string(), "staged 4880 µs, direct kernel 0 µs and one call more");
+        assert_eq!(
+            reason.to_string(),
+            "staged 4880 µs, direct kernel 0 µs plus one more driver call"
+        );
     }
 
     #[test]

@@ -34,7 +34,7 @@ struct Kept {
 }
 
 impl StreamPool {
-    /// Creates a pool of at most `most` streams. `ready` of them are created at once.
+    /// Creates a pool of at most `max_streams` streams. `ready` of them are created at once.
     ///
     /// # Errors
     ///

@@ -57,8 +57,8 @@ impl Launcher<'_> {
     /// # Safety
     ///
     /// The chunk belongs to a validated transfer between the layouts of these ends, or to a buffer
-    /// that is large enough. Nothing else uses the copied bytes until the stream has passed the
-    /// copy.
+    /// that is large enough. Nothing else uses the copied bytes until the copy has
+    /// completed.
     pub(crate) unsafe fn copy(
         &self,
         grid: &CopyGrid,

@@ -99,13 +99,13 @@ use worker::RelayWorker;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let host = Arc::new(HostEngine::new(HostEngineOptions::default())?);
 /// let disk = Arc::new(DiskEngine::new(&DiskEngineOptions::default())?);
-/// // In earnest: an engine between a device and pinned memory, and an allocator of the latter.
+/// // A program passes the engine of its device here, and an allocator of pinned memory.
 /// let device = host.clone();
 /// let bounce = SystemAllocator::new(SystemOptions::default());
 /// let options = RelayOptions::default();
 /// let to_disk = RelayEngine::new(device.clone(), disk.clone(), bounce.clone(), &options)?;
 /// let to_system = RelayEngine::new(device.clone(), host.clone(), bounce, &options)?;
-/// // What one engine does by itself it does faster, and gets.
+/// // The manager prefers one engine to a relay, because its predicted time is shorter.
 /// let manager =
 ///     TransferManager::new([host as _, disk as _, Arc::new(to_disk) as _, Arc::new(to_system) as _]);
 /// # drop(manager);

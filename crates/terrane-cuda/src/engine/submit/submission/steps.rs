@@ -99,7 +99,7 @@ impl Submission {
         }
         let submitted = if *together {
             // SAFETY: the plan's runs lie within the regions of both ends. The job keeps them alive
-            // until the stream has passed the copies, and its claims exclude other users.
+            // until the copies have completed, and its claims exclude other users.
             unsafe { batch.submit(stream) }
         } else {
             // SAFETY: as above.
@@ -131,8 +131,8 @@ impl Submission {
         for grid in self.grids.iter() {
             let [source, destination] =
                 layout_ends(plan, grid, &self.ends, None, self.lists.as_ref());
-            // SAFETY: the plan has been validated. The job keeps both ends alive until the stream
-            // has passed the copies, and its claims exclude other users.
+            // SAFETY: the plan has been validated. The job keeps both ends alive until the copies
+            // have completed, and its claims exclude other users.
             unsafe { launcher.copy(grid, &chunk, source, destination) }?;
         }
         let layers = layers_up_to(&self.grids, plan, &chunk);
