@@ -161,3 +161,48 @@ impl StoreCore {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use terrane_core::ByteCount;
+
+    use super::*;
+    use crate::disk::Namespace;
+    use crate::store::Store;
+    use crate::store::builder::{BlockGroup, DiskTier};
+
+    #[test]
+    fn a_durable_put_waits_for_the_record_of_a_block_that_another_put_stores() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, _) = Store::builder()
+            .group(BlockGroup::new("kv", 4096))
+            .disk(DiskTier::new(directory.path(), ByteCount::kib(64)))
+            .namespace(Namespace::new("model", [("model", "llama")]).unwrap())
+            .open()
+            .unwrap();
+        let core = Arc::clone(store.core());
+        let keys = Keys::new(&core, 0, &[b"key"]).unwrap();
+        let (done, is_done) = mpsc::channel();
+        // The other put is between the index and its record.
+        let order = core.order.lock(keys.hash(0));
+        let other = Arc::clone(&core);
+        let thread = thread::spawn(move || {
+            let (_job, task, end) = begin_internal(&other, 0, Priority::Normal).unwrap();
+            other.executor.spawn(async move {
+                make_durable(&task, &keys, &mut [Some(BlockResult::AlreadyStored)]).await;
+                end.finish(Vec::new());
+                done.send(()).unwrap();
+            });
+        });
+        assert!(is_done.recv_timeout(Duration::from_millis(200)).is_err());
+        drop(order);
+        is_done.recv_timeout(Duration::from_secs(60)).unwrap();
+        thread.join().unwrap();
+        drop(core);
+        assert_eq!(store.close(Instant::now()).left, 0);
+    }
+}

@@ -433,3 +433,29 @@ fn a_guard_may_wait_for_a_transfer_that_ends_on_its_thread() {
     finishing.join().unwrap();
     assert!(failing.wait().result.is_err());
 }
+
+/// Looks at the layers whenever it is written to.
+struct Looks<'a>(&'a Layers, String);
+
+impl std::fmt::Write for Looks<'_> {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        assert_eq!(self.0.state(0), Ok(LayerState::Waiting));
+        self.1.push_str(text);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_writer_of_the_debug_text_may_look_at_the_layers() {
+    let engine = Arc::new(Keeping::default());
+    let manager = TransferManager::new([engine.clone() as _]);
+    let [from, to] = ends();
+    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_by_layer();
+    let completion = manager.submit(transfer, ()).unwrap();
+    let layers = completion.layers().unwrap();
+    let mut looks = Looks(&layers, String::new());
+    std::fmt::Write::write_fmt(&mut looks, format_args!("{layers:?}")).unwrap();
+    assert!(looks.1.contains("Waiting"), "{}", looks.1);
+    engine.take().finish(Ok(()));
+    end_of(completion).result.unwrap();
+}

@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use terrane_core::ByteCount;
 use terrane_store::disk::CatalogError;
-use terrane_store::{
-    BlockGroup, BlockResult, NoRoom, Store, StoreBuilder, StoreError, TierId, WritePolicy,
-};
+use terrane_store::{BlockGroup, BlockResult, NoRoom, Store, StoreBuilder, StoreError, TierId};
 
 use super::harness::{
     assert_at_rest, builder, disk, found, keys, namespace, open, put, put_ok, soon,
@@ -47,27 +45,6 @@ fn a_job_gets_slots_that_no_lease_pins_in_a_smaller_tier() {
     };
     assert!(outcomes.iter().any(BlockResult::is_ok), "{outcomes:?}");
     assert!(outcomes.iter().any(is_pinned), "{outcomes:?}");
-}
-
-#[test]
-fn a_smaller_disk_with_leases_loses_no_dirty_block() {
-    let directory = tempfile::tempdir().unwrap();
-    let builder = builder(directory.path(), BLOCK_BYTES, 8).host(slots(4));
-    let (store, _) = builder.write_policy(WritePolicy::Back).open().unwrap();
-    put_each(&store, 0..4);
-    assert!(store.sync().unwrap().wait().is_ok());
-    put_each(&store, 4..8);
-    assert!(store.sync().unwrap().wait().is_ok());
-    let lease = store.acquire(0, &keys(0..8), Duration::from_secs(600));
-    store.resize(TierId::new(1), slots(4)).unwrap();
-    drop(lease);
-    put_each(&store, 10..14);
-    assert!(store.sync().unwrap().wait().is_ok());
-    assert_eq!(found(&store, &keys(10..14), BLOCK), [true; 4]);
-    assert_eq!(store.close(soon()).left, 0);
-    drop(store);
-    let store = open(directory.path(), BLOCK_BYTES, 8);
-    assert_eq!(found(&store, &keys(10..14), BLOCK), [true; 4]);
 }
 
 fn striped(first: &Path, second: &Path) -> StoreBuilder {

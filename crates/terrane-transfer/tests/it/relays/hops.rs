@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use terrane_core::{ByteCount, Durability};
 use terrane_storage::{DiskAllocator, DiskOptions, SystemAllocator, SystemOptions};
@@ -10,15 +10,16 @@ use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::engine::SimulatedEngine;
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::Pattern;
+use terrane_testkit::process::in_child;
 use terrane_transfer::engines::{
     DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
 };
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, Quote, Transfer, TransferManager, TransferOptions,
-    TransferPlan,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Quote, Transfer, TransferError, TransferManager,
+    TransferOptions, TransferPlan,
 };
 
-use super::{BLOCK, slots, to_device, to_system};
+use super::{BLOCK, slots, to_device, to_system, until};
 use crate::support::*;
 
 #[test]
@@ -64,6 +65,73 @@ unsafe impl CopyEngine for Noting {
         self.jobs.lock().unwrap().push((job.options().clone(), job.plan().bytes()));
         self.inner.submit(job);
     }
+}
+
+/// A disk engine that keeps the jobs without bytes, which make files durable, until the test ends
+/// them.
+#[derive(Debug)]
+struct KeepsDurability {
+    inner: Arc<DiskEngine>,
+    kept: Mutex<Vec<CopyJob>>,
+}
+
+// SAFETY: the disk engine copies all bytes.
+unsafe impl CopyEngine for KeepsDurability {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
+        self.inner.quote(plan, options)
+    }
+    fn submit(&self, job: CopyJob) {
+        if job.plan().bytes().is_zero() {
+            self.kept.lock().unwrap().push(job);
+        } else {
+            self.inner.submit(job);
+        }
+    }
+}
+
+/// The time that this process has used its processors.
+fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes the value.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) }, 0);
+    Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
+}
+
+#[test]
+fn a_cancelled_transfer_past_its_deadline_waits_without_spinning() {
+    let test = "relays::hops::a_cancelled_transfer_past_its_deadline_waits_without_spinning";
+    in_child(test, || {
+        let directory = tempfile::tempdir().unwrap();
+        let inner = Arc::new(DiskEngine::new(&DiskEngineOptions::default()).unwrap());
+        let disk = Arc::new(KeepsDurability { inner, kept: Mutex::default() });
+        let device = Arc::new(SimulatedEngine::new(to_device()));
+        let options = slots(3, BLOCK);
+        let relay = RelayEngine::new(device, disk.clone(), HeapAllocator::pinned(), &options);
+        let manager = TransferManager::new([Arc::new(relay.unwrap()) as _]);
+        let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+        let file = endpoint_in(&files, config(4), CONTIGUOUS);
+        let source = endpoint_in(&HeapAllocator::simulated_device(0), config(4), BLOCK_FIRST);
+        let deadline = Instant::now() + Duration::from_millis(500);
+        let transfer = Transfer::new(&source, &file)
+            .blocks(&[0, 1, 2, 3], &[3, 1, 0, 2])
+            .device_order(DeviceOrder::AlreadySynchronised)
+            .durability(Durability::Full)
+            .deadline(deadline);
+        let completion = manager.submit(transfer, ()).unwrap();
+        until(|| !disk.kept.lock().unwrap().is_empty());
+        completion.ticket().cancel();
+        thread::sleep(deadline.saturating_duration_since(Instant::now()));
+        let before = processor_time();
+        thread::sleep(Duration::from_millis(400));
+        let used = processor_time() - before;
+        assert!(used < Duration::from_millis(200), "{used:?} in 400 ms");
+        disk.kept.lock().unwrap().drain(..).for_each(|job| job.finish(Ok(())));
+        let error = end_of(completion).result.unwrap_err();
+        assert!(matches!(error, TransferError::DeadlineExceeded { .. }), "{error:?}");
+    });
 }
 
 #[test]
