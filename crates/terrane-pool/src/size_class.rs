@@ -80,6 +80,13 @@ impl ClassTable {
         Ok(Self { rounding, sizes })
     }
 
+    /// Rounds the size of each class up to a multiple of the upstream's granule. A smaller size would
+    /// count as less than the memory that the upstream uses for it.
+    pub(crate) fn rounded_up(mut self, granule: Alignment) -> Self {
+        self.sizes.iter_mut().for_each(|size| *size = size.next_multiple_of(granule.get()));
+        self
+    }
+
     fn slab(stride: ByteCount, count: u32, alignment: Alignment) -> Result<Self, PoolError> {
         let region = stride.checked_mul("count", u64::from(count));
         if stride.is_zero() || count == 0 || !stride.is_aligned_to(alignment) || region.is_err() {

@@ -230,15 +230,16 @@ impl PoolSnapshot {
                 class.pending += count;
             }
         }
-        let free = cached.checked_add(pending).unwrap_or(held);
+        let abandoned = cache.pending.as_ref().map_or(0, |pending| pending.abandoned());
+        let not_live = [cached, pending, abandoned].into_iter().fold(0, u64::saturating_add);
         Self {
             held: ByteCount::new(held),
             peak_held: ByteCount::new(cache.account.peak()),
             // Blocks that move during the summing can make the sum too large.
-            live: ByteCount::new(held.saturating_sub(free)),
+            live: ByteCount::new(held.saturating_sub(not_live)),
             cached: ByteCount::new(cached),
             pending: ByteCount::new(pending),
-            abandoned: ByteCount::new(cache.pending.as_ref().map_or(0, |p| p.abandoned())),
+            abandoned: ByteCount::new(abandoned),
             classes,
             reclaim: reclaim_counts.snapshot(),
             labels: cache.labels(usize::MAX),

@@ -139,13 +139,20 @@ impl<M: Memory> SharedCache<M> {
         }
         let mut cached = self.cached_in(&mut sweep);
         while cached > to
-            && let Some(blocks) = self.evict_oldest(None, u64::MAX)
+            && let Some(blocks) = self.evict_oldest(None, cached - to)
         {
             cached = cached.saturating_sub(self.sum(blocks.iter()));
             evicted.extend(blocks);
         }
         if cached > to {
-            evicted.extend(sweep.empty());
+            for block in sweep.empty() {
+                if cached > to {
+                    cached = cached.saturating_sub(self.weight(block.class));
+                    evicted.push(block);
+                } else {
+                    evicted.extend(self.enqueue(block.class, block));
+                }
+            }
         }
         drop(sweep);
         self.drop_all(evicted)

@@ -114,7 +114,9 @@ impl<A: Allocate> Pool<A> {
         &self,
         request: &RegionRequest,
     ) -> Result<Block<A::Memory>, AllocateError> {
-        let memory = self.allocate_fitting(request)?;
+        // Aligned like a pooled block, as the limits of the pool state.
+        let alignment = request.alignment.max(self.options.alignment);
+        let memory = self.allocate_fitting(&RegionRequest { alignment, ..request.clone() })?;
         let length = memory.length().get();
         let held = Held::new(memory, &self.cache.account);
         Ok(Record::whole(&self.cache, held, UNPOOLED, length))

@@ -129,13 +129,14 @@ impl<A: Allocate> Pool<A> {
         fences: Option<Arc<dyn FenceSource>>,
     ) -> Result<Self, PoolError> {
         membarrier::prepare();
+        let mut granule = Alignment::BYTE;
         if !matches!(options.classes, SizeClasses::ExactSlab { .. }) {
             // Each block is a region of the upstream, so it has the alignment of a region.
             options.alignment = options.alignment.max(upstream.limits().alignment);
-            // A smaller block would still need a granule of the upstream, but would count as less.
-            let granule = ByteCount::new(upstream.limits().granule.get());
-            if granule <= options.largest_class {
-                options.smallest_class = options.smallest_class.max(granule);
+            let bytes = ByteCount::new(upstream.limits().granule.get());
+            if bytes <= options.largest_class {
+                granule = upstream.limits().granule;
+                options.smallest_class = options.smallest_class.max(bytes);
             }
         }
         let table = ClassTable::new(
@@ -143,7 +144,8 @@ impl<A: Allocate> Pool<A> {
             options.smallest_class,
             options.largest_class,
             options.alignment,
-        )?;
+        )?
+        .rounded_up(granule);
         let blocks = u64::from(table.blocks_per_slab().unwrap_or(1));
         let required = ByteCount::new(table.size(table.len() - 1) * blocks);
         if let Some(largest) = upstream.limits().largest_region

@@ -89,7 +89,14 @@ impl<A: Allocate> Pool<A> {
         mut refusal: AllocateError,
     ) -> Found<A> {
         self.cache.note_exhaustion();
+        let held = self.cache.account.held();
         if let Some(record) = self.wait_for_pending(class, tag, stream) {
+            return self.served(ReclaimStage::Pending, record);
+        }
+        // Blocks that are not cached went back to the upstream.
+        if self.cache.account.held() < held
+            && let Some(record) = ask_again(&fetch, &mut refusal)?
+        {
             return self.served(ReclaimStage::Pending, record);
         }
         if let Some(record) = self.similar(class, request.bytes, tag) {
@@ -166,6 +173,12 @@ impl<A: Allocate> Pool<A> {
     ) -> Option<Block<A::Memory>> {
         let pending = self.cache.pending.as_ref()?;
         self.cache.flush_stream_magazines();
+        // Blocks that other threads kept for this stream need no wait.
+        if let Some(class) = class
+            && let Some(record) = self.take_pending(class, tag, stream)
+        {
+            return Some(record);
+        }
         let deadline = deadline_after(self.options.pending_wait);
         while pending.bytes() > 0 && pending.wait(deadline) {
             match class {

@@ -155,17 +155,19 @@ impl<T> DeferredFrees<T> {
     /// Like [`reap`](Self::reap), but checks at most `count` items, the oldest if none was checked
     /// before.
     fn reap_of(&self, count: usize, mut free: impl FnMut(T)) -> usize {
-        let mut passed = Vec::new();
+        let mut freed = 0;
         for _ in 0..count {
             let Some((progress, (mut marks, item))) = self.pop() else { break };
             match marks.are_passed(&self.fences) {
-                Ok(true) => passed.push((progress, ManuallyDrop::into_inner(item))),
+                // At once: a fence of a later item may panic.
+                Ok(true) => {
+                    self.free((progress, ManuallyDrop::into_inner(item)), &mut free);
+                    freed += 1;
+                }
                 Ok(false) | Err(_) => self.put_back(progress, (marks, item)),
             }
         }
-        let count = passed.len();
-        passed.into_iter().for_each(|passed| self.free(passed, &mut free));
-        count
+        freed
     }
 
     fn free(&self, (progress, item): (InProgress<'_>, T), free: impl FnOnce(T)) {
@@ -188,9 +190,8 @@ impl<T> DeferredFrees<T> {
     }
 
     /// Checks a few items, and then calls `allocate`. The check prevents items from accumulating if
-    /// memory is never exhausted. If the request is refused for exhaustion, it is repeated after
-    /// items have been freed: first the items that need no wait, then the others one by one until
-    /// the wait ends.
+    /// memory is never exhausted. If the request is refused for exhaustion, it is repeated whenever
+    /// items have been freed: first those that need no wait, then any other until the wait ends.
     pub(crate) fn allocate_or_reclaim<M>(
         &self,
         mut allocate: impl FnMut() -> Result<M, AllocateError>,
@@ -198,8 +199,8 @@ impl<T> DeferredFrees<T> {
     ) -> Result<M, AllocateError> {
         // More than the one item that each allocation can leave.
         const LOOKS: usize = 2;
-        /// The time between two checks for items that other threads have removed.
-        const SLICE: Duration = Duration::from_micros(100);
+        /// The first and the longest wait for one item, after which all are checked.
+        const SLICES: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(2)];
         // Read before the request: if other threads free items meanwhile, another request may
         // succeed.
         let is_hopeful = self.len() > 0;
@@ -212,19 +213,24 @@ impl<T> DeferredFrees<T> {
             outcome => return outcome,
         };
         let deadline = deadline_after(self.pending_wait);
-        self.reap(&mut free);
+        let [mut slice, longest] = SLICES;
         loop {
+            self.reap(&mut free);
             // Until a thread has freed an item.
             while self.freed.load(Ordering::SeqCst) == freed {
-                match self.wait_for_one(deadline) {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() || self.len() == 0 {
+                    return Err(refusal);
+                }
+                let until = Instant::now() + slice.min(left);
+                match self.wait_for_one(until) {
                     Some(passed) => self.free(passed, &mut free),
-                    None if self.in_progress.load(Ordering::SeqCst) > 0
-                        && Instant::now() < deadline =>
-                    {
-                        std::thread::sleep(SLICE);
+                    None => {
+                        // A wait that failed ended at once, and other threads may have all items.
+                        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+                        slice = (slice * 2).min(longest);
+                        self.reap(&mut free);
                     }
-                    None if self.freed.load(Ordering::SeqCst) == freed => return Err(refusal),
-                    None => {}
                 }
             }
             freed = self.freed.load(Ordering::SeqCst);
@@ -300,13 +306,6 @@ mod tests {
     fn a_second_request_waits_too() {
         let (deferred, streams) = deferred(Duration::from_secs(60));
         let free = AtomicUsize::new(0);
-        let exhausted = || AllocateError::OutOfMemory {
-            kind: StorageKind::System,
-            requested: ByteCount::ZERO,
-            available: None,
-            label: Label::default(),
-            source: None,
-        };
         streams.submit(STREAM, || {});
         deferred.keep(Marks::new(deferred.fences(), [STREAM]), Arc::new(()));
         // The one item makes room for both requests.
@@ -327,6 +326,41 @@ mod tests {
             assert!(first.join().unwrap().is_ok());
             assert!(second.join().unwrap().is_ok());
         });
+    }
+
+    fn exhausted() -> AllocateError {
+        AllocateError::OutOfMemory {
+            kind: StorageKind::System,
+            requested: ByteCount::ZERO,
+            available: None,
+            label: Label::default(),
+            source: None,
+        }
+    }
+
+    #[test]
+    fn a_later_item_serves_a_request_while_an_earlier_one_is_in_use() {
+        const OTHER: StreamId = StreamId::new(2);
+        let (deferred, streams) = deferred(Duration::from_secs(60));
+        streams.submit(STREAM, || {});
+        streams.submit(OTHER, || {});
+        for stream in [STREAM, OTHER] {
+            deferred.keep(Marks::new(deferred.fences(), [stream]), Arc::new(()));
+        }
+        let free = AtomicUsize::new(0);
+        let allocate = || match free.load(Ordering::SeqCst) {
+            0 => Err(exhausted()),
+            _ => Ok(()),
+        };
+        let free_item = |_| free.store(1, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            let request = scope.spawn(|| deferred.allocate_or_reclaim(allocate, free_item));
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(streams.step(OTHER) && !request.is_finished());
+            assert!(request.join().unwrap().is_ok());
+        });
+        assert_eq!((deferred.len(), streams.backlog(STREAM)), (1, 1));
+        streams.run_all();
     }
 
     #[test]

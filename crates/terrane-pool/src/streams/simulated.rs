@@ -4,7 +4,6 @@
 use super::fence::{Fence, FenceError, FenceSource, StreamId};
 
 #[path = "../../../terrane-testkit/src/simulated/streams.rs"]
-#[expect(dead_code, reason = "the unit tests use a part of it")]
 mod streams;
 
 pub(crate) use streams::SimulatedStreams;

@@ -317,7 +317,7 @@ fn a_pool_over_a_pool() {
 
 /// A block below the upstream's granule occupies a granule, and is counted as one.
 #[test]
-fn no_class_is_smaller_than_the_granule_of_the_upstream() {
+fn classes_are_whole_granules_of_the_upstream() {
     let limits = Limits { granule: Alignment::PAGE, ..Limits::NONE };
     let upstream = Simulated::new(SimulatedOptions { limits, ..SimulatedOptions::default() });
     let pool = Pool::new(upstream, PoolOptions::default()).unwrap();
@@ -328,6 +328,11 @@ fn no_class_is_smaller_than_the_granule_of_the_upstream() {
     drop(block);
     let snapshot = pool.snapshot();
     assert_eq!((snapshot.cached, snapshot.live), (ByteCount::kib(4), ByteCount::ZERO));
+    // Nor is any class in between counted as less than it holds.
+    drop(pool.allocate_bytes(ByteCount::new(5000)).unwrap());
+    let snapshot = pool.snapshot();
+    assert_eq!((snapshot.cached, snapshot.live), (ByteCount::kib(12), ByteCount::ZERO));
+    assert_eq!(snapshot.held, snapshot.cached);
 }
 
 #[test]

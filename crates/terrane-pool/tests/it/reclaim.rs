@@ -35,6 +35,69 @@ fn a_block_that_is_pending_is_waited_for() {
 }
 
 #[test]
+fn a_wait_that_frees_memory_of_the_upstream_serves_the_request() {
+    // A size that is not pooled, and one that is pooled and not cached.
+    for (bytes, cached_bytes) in [(ByteCount::kib(8), ByteCount::mib(1)), (PAGE, ByteCount::ZERO)] {
+        let (upstream, streams) = (Counted::new(bytes), SimulatedStreams::new(1));
+        let options = PoolOptions { largest_class: PAGE, cached_bytes, ..PoolOptions::default() };
+        let pool = Pool::with_fences(upstream.clone(), options, Arc::new(streams.clone())).unwrap();
+        let stream = StreamId::new(1);
+        let block = pool.allocate_on(stream, &RegionRequest::new(bytes)).unwrap();
+        streams.submit(stream, || {});
+        drop(block);
+        streams.run_all();
+        drop(pool.allocate_bytes(bytes).unwrap());
+        drop(pool);
+        upstream.assert_empty();
+    }
+}
+
+#[test]
+fn a_block_that_another_thread_keeps_for_the_stream_needs_no_wait() {
+    let (upstream, streams) = (Counted::new(PAGE), SimulatedStreams::new(1));
+    let options = PoolOptions { pending_wait: Duration::MAX, ..PoolOptions::default() };
+    let pool = Pool::with_fences(upstream.clone(), options, Arc::new(streams.clone())).unwrap();
+    let (stream, request) = (StreamId::new(1), RegionRequest::new(PAGE));
+    let (kept, is_kept) = std::sync::mpsc::channel();
+    let (end, may_end) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let (pool, request, streams) = (&pool, &request, &streams);
+        scope.spawn(move || {
+            // Before the second block, the thread has stream magazines with credit.
+            drop(pool.allocate_on(stream, request).unwrap());
+            let block = pool.allocate_on(stream, request).unwrap();
+            streams.submit(stream, || {});
+            drop(block);
+            kept.send(()).unwrap();
+            may_end.recv().unwrap();
+        });
+        is_kept.recv().unwrap();
+        // The work of the stream never ends meanwhile, and the wait has no end.
+        let block = pool.allocate_on(stream, request).unwrap();
+        end.send(()).unwrap();
+        assert_eq!(streams.backlog(stream), 1);
+        drop(block);
+    });
+    assert_eq!(pool.snapshot().reclaim.pending, 1);
+    streams.run_all();
+    drop(pool);
+    upstream.assert_empty();
+}
+
+#[test]
+fn a_trim_frees_no_more_than_it_must() {
+    for magazine_depth in [0, 64] {
+        let upstream = Counted::unlimited();
+        let options = PoolOptions { magazine_depth, ..PoolOptions::default() };
+        let pool = Pool::new(upstream.clone(), options).unwrap();
+        let blocks: Vec<_> = (0..14).map(|_| pool.allocate_bytes(PAGE).unwrap()).collect();
+        drop(blocks);
+        assert_eq!(pool.trim(ByteCount::kib(52)), PAGE);
+        assert_eq!(pool.snapshot().cached, ByteCount::kib(52));
+    }
+}
+
+#[test]
 fn a_block_that_wastes_little_serves_an_exhausted_pool() {
     let upstream = Counted::new(ByteCount::kib(5));
     let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();

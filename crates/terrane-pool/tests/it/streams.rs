@@ -1,12 +1,15 @@
 //! The order of streams.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use rustc_hash::FxHashMap;
 use terrane_core::{ByteCount, RegionRequest};
-use terrane_pool::{Access, Pool, PoolError, PoolOptions, StreamId};
+use terrane_pool::{
+    Access, Fence, FenceError, FenceSource, Pool, PoolError, PoolOptions, StreamId,
+};
 use terrane_testkit::simulated::SimulatedStreams;
 
 use crate::support::{Block, Counted, address};
@@ -187,8 +190,56 @@ fn a_block_of_a_stream_that_never_ends_is_abandoned_rather_than_freed() {
     streams.submit(A, || {});
     drop(block);
     pool.close();
-    assert_eq!(pool.snapshot().abandoned, PAGE);
+    let snapshot = pool.snapshot();
+    assert_eq!((snapshot.abandoned, snapshot.live), (PAGE, ByteCount::ZERO));
     assert_eq!(upstream.bytes(), PAGE);
+}
+
+#[test]
+fn a_closing_pool_tries_again_to_record_fences() {
+    let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
+    let options = PoolOptions { pending_wait: Duration::from_secs(60), ..PoolOptions::default() };
+    let fences = Arc::new(streams.clone());
+    let pool = Pool::with_fences(upstream.clone(), options, fences).unwrap();
+    let block = on(&pool, A);
+    streams.submit(A, || {});
+    drop(block);
+    streams.run_all();
+    streams.fail_next(3);
+    pool.close();
+    assert_eq!(pool.snapshot().abandoned, ByteCount::ZERO);
+    upstream.assert_empty();
+}
+
+/// Fences of simulated streams. The first one panics as it is made.
+#[derive(Debug)]
+struct PanicsOnce(SimulatedStreams, AtomicBool);
+
+impl FenceSource for PanicsOnce {
+    fn create(&self) -> Result<Arc<dyn Fence>, FenceError> {
+        if !self.1.swap(true, Ordering::Relaxed) {
+            std::panic::resume_unwind(Box::new("a source of a test"));
+        }
+        self.0.create()
+    }
+}
+
+#[test]
+fn a_source_that_panics_once_leaves_every_stream_a_fence_to_come() {
+    let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
+    let source = Arc::new(PanicsOnce(streams.clone(), AtomicBool::new(false)));
+    let options = PoolOptions { magazine_depth: 0, ..PoolOptions::default() };
+    let pool = Pool::with_fences(upstream.clone(), options, source).unwrap();
+    let blocks = [on(&pool, A), on(&pool, B)];
+    [A, B].into_iter().for_each(|stream| streams.submit(stream, || {}));
+    drop(blocks);
+    streams.run_all();
+    let reap = std::panic::AssertUnwindSafe(|| pool.reap());
+    assert!(std::panic::catch_unwind(reap).is_err());
+    pool.reap();
+    assert_eq!(pool.snapshot().pending, ByteCount::ZERO);
+    drop(pool);
+    upstream.assert_empty();
 }
 
 #[test]

@@ -30,8 +30,11 @@ use table::{Entry, PendingTable};
 /// The first and the longest time to wait for one fence before checking the others.
 const WAIT_SLICES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(5)];
 
+/// The time between two attempts of a closing pool to record a fence.
+const RETRY: Duration = Duration::from_millis(1);
+
 /// The freed blocks of one pool that streams may still be using.
-pub(crate) struct PendingFrees<B> {
+pub(crate) struct PendingFrees<B: PendingBlock> {
     source: Arc<dyn FenceSource>,
     /// The longest wait of a closed pool for its last blocks.
     pending_wait: Duration,
@@ -175,8 +178,10 @@ impl<B: PendingBlock> PendingFrees<B> {
     /// Records a fence on each stream whose open epoch is wanted, if the stream has no other fence
     /// in flight. Returns whether it recorded any.
     fn record_wanted(&self) -> bool {
-        let wanted = self.table.lock().close_wanted();
-        for &(id, epoch) in &wanted {
+        let wanted = self.table.lock().wanted();
+        for &id in &wanted {
+            // One by one, because the source may panic.
+            let Some(epoch) = self.table.lock().close_if_wanted(id) else { continue };
             let Err(error) = self.record(id, epoch) else { continue };
             // Each miss tries again, and most failures are permanent, so only the first failure is
             // reported.
@@ -194,7 +199,7 @@ impl<B: PendingBlock> PendingFrees<B> {
     /// Records a fence for an epoch that the caller closed for it.
     fn record(&self, id: StreamId, epoch: u64) -> Result<(), FenceError> {
         self.recording.fetch_add(1, Ordering::SeqCst);
-        let _recording = Recording(&self.recording);
+        let mut recording = Recording { pending: self, id, is_done: false };
         let idle = self.table.lock().take_idle();
         let recorded = idle.map_or_else(|| self.source.create(), Ok).and_then(|fence| match fence
             .record(id)
@@ -205,19 +210,12 @@ impl<B: PendingBlock> PendingFrees<B> {
                 Err(error)
             }
         });
-        let mut table = self.table.lock();
-        match recorded {
-            Ok(fence) => {
-                let unused = table.add_fence(id, epoch, fence);
-                drop(table);
-                drop(unused);
-                Ok(())
-            }
-            Err(error) => {
-                table.mark_unrecorded(id);
-                Err(error)
-            }
-        }
+        let fence = recorded?;
+        let unused = self.table.lock().add_fence(id, epoch, fence);
+        recording.is_done = true;
+        drop(recording);
+        drop(unused);
+        Ok(())
     }
 
     /// Waits, without the lock, until a fence has completed or `deadline` has passed. Returns
@@ -265,8 +263,16 @@ impl<B: PendingBlock> PendingFrees<B> {
         let deadline = deadline_after(self.pending_wait);
         loop {
             drop(self.reap());
-            if self.bytes() == 0 || !self.wait(deadline) {
+            if self.bytes() == 0 {
                 break;
+            }
+            if !self.wait(deadline) {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                // No fence could be recorded. The source may be able to later.
+                std::thread::sleep(RETRY.min(left));
             }
         }
         drop(self.reap());
@@ -290,12 +296,19 @@ impl<B: PendingBlock> PendingFrees<B> {
     }
 }
 
-/// A fence that is being recorded, until this is done or the source panics.
-struct Recording<'pending>(&'pending AtomicUsize);
+/// A fence that is being recorded. If that fails, or the source panics, the stream wants one again.
+struct Recording<'pending, B: PendingBlock> {
+    pending: &'pending PendingFrees<B>,
+    id: StreamId,
+    is_done: bool,
+}
 
-impl Drop for Recording<'_> {
+impl<B: PendingBlock> Drop for Recording<'_, B> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        if !self.is_done {
+            self.pending.table.lock().mark_unrecorded(self.id);
+        }
+        self.pending.recording.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -72,6 +72,11 @@ pub(super) struct Entry<B> {
 }
 
 impl Stream {
+    /// Whether a fence is to be recorded for the open epoch.
+    fn wants_fence(&self) -> bool {
+        self.wanted && self.fences.is_empty()
+    }
+
     /// Creates a stream whose epochs begin with this number.
     fn beginning(first: u64) -> Self {
         let fences = VecDeque::new();
@@ -214,11 +219,15 @@ impl<B: PendingBlock> PendingTable<B> {
         Some(stream.close())
     }
 
-    /// Closes the epoch of each stream that is wanted and has no fence in flight.
-    pub(super) fn close_wanted(&mut self) -> SmallVec<[(StreamId, u64); 8]> {
-        let wanted = |stream: &Stream| stream.wanted && stream.fences.is_empty();
-        let streams = self.streams.iter_mut().filter(|(_, stream)| wanted(stream));
-        streams.map(|(&id, stream)| (id, stream.close())).collect()
+    /// Returns the streams that want a fence and have none in flight.
+    pub(super) fn wanted(&self) -> SmallVec<[StreamId; 8]> {
+        let wanted = self.streams.iter().filter(|(_, stream)| stream.wants_fence());
+        wanted.map(|(&id, _)| id).collect()
+    }
+
+    /// Closes the epoch of a stream that wants a fence and has none in flight; the caller records it.
+    pub(super) fn close_if_wanted(&mut self, id: StreamId) -> Option<u64> {
+        Some(self.streams.get_mut(&id).filter(|stream| stream.wants_fence())?.close())
     }
 
     /// Returns a fence whose completion proves that `epoch` is done.
