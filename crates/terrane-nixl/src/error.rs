@@ -134,20 +134,6 @@ pub enum NixlError {
         /// The name.
         name: AgentName,
     },
-    /// NIXL would choose the port and not report it.
-    #[error("an agent cannot listen on port 0; set a port from 1 to 65535")]
-    NoPort,
-    /// An agent cannot listen on this port.
-    #[error("agent {name} cannot listen on port {port}; choose another port")]
-    Port {
-        /// The agent.
-        name: AgentName,
-        /// The port.
-        port: u16,
-        /// The system's error.
-        #[source]
-        source: OsError,
-    },
     /// A delay that NIXL cannot represent.
     #[error("the progress thread's delay of {seconds} s exceeds 2^64 µs; choose a shorter one")]
     DelayTooLong {

@@ -23,7 +23,6 @@ const REQUIRED: &str = "TERRANE_NIXL_REQUIRED";
 const AGENT: &str = "TERRANE_NIXL_AGENT";
 const THREAD_MODE: &str = "TERRANE_NIXL_THREAD_MODE";
 const PROGRESS: &str = "TERRANE_NIXL_PROGRESS";
-const LISTEN_PORT: &str = "TERRANE_NIXL_LISTEN_PORT";
 const TELEMETRY: &str = "TERRANE_NIXL_TELEMETRY";
 
 const A_LIST: &str = "names of backends, separated by commas";
@@ -42,7 +41,6 @@ impl AgentBuilder {
     /// | `TERRANE_NIXL_AGENT` | the agent's name | a name that is unique across processes |
     /// | `TERRANE_NIXL_THREAD_MODE` | `strict` or `read-write`: [`ThreadMode`] | `strict` |
     /// | `TERRANE_NIXL_PROGRESS` | `off`, or the delay of the [progress thread](Self::progress_thread) in microseconds | `1000` |
-    /// | `TERRANE_NIXL_LISTEN_PORT` | a port | the agent does not listen |
     /// | `TERRANE_NIXL_TELEMETRY` | `on` or `off` | `off` |
     ///
     /// The name of a backend follows `PARAMETERS_` or `FILE_ACCESS_`, underscores included:
@@ -108,10 +106,6 @@ impl AgentBuilder {
                 builder.progress = Some(Duration::from_micros(delay));
             }
         }
-        if let Some(port) = value(&settings, LISTEN_PORT) {
-            let error = || invalid(LISTEN_PORT, port, "a port, 1 to 65535");
-            builder.listen = Some(port.parse().ok().filter(|p| *p != 0).ok_or_else(error)?);
-        }
         builder.backends = backends(&settings)?;
         Ok(builder)
     }
@@ -123,7 +117,7 @@ type Settings = BTreeMap<String, String>;
 fn settings<K: Into<OsString>, V: Into<OsString>>(
     variables: impl IntoIterator<Item = (K, V)>,
 ) -> Result<Settings, NixlError> {
-    let exact = [BACKENDS, REQUIRED, AGENT, THREAD_MODE, PROGRESS, LISTEN_PORT, TELEMETRY];
+    let exact = [BACKENDS, REQUIRED, AGENT, THREAD_MODE, PROGRESS, TELEMETRY];
     let mut settings = Settings::new();
     for (name, value) in variables {
         let name = name.into().to_string_lossy().into_owned();
@@ -245,7 +239,7 @@ mod tests {
         assert!(builder.backends.is_empty());
         assert_eq!(builder.threads, ThreadMode::Strict);
         assert_eq!(builder.progress, Some(Duration::from_millis(1)));
-        assert_eq!((builder.listen, builder.telemetry), (None, false));
+        assert!(!builder.telemetry);
         assert_ne!(builder.name, read(&[]).unwrap().name);
     }
 
@@ -255,14 +249,13 @@ mod tests {
             ("TERRANE_NIXL_AGENT", "decode-3"),
             ("TERRANE_NIXL_THREAD_MODE", "read-write"),
             ("TERRANE_NIXL_PROGRESS", "250"),
-            ("TERRANE_NIXL_LISTEN_PORT", "7000"),
             ("TERRANE_NIXL_TELEMETRY", "on"),
         ])
         .unwrap();
         assert_eq!(builder.name.as_str(), "decode-3");
         assert_eq!(builder.threads, ThreadMode::ReadWrite);
         assert_eq!(builder.progress, Some(Duration::from_micros(250)));
-        assert_eq!((builder.listen, builder.telemetry), (Some(7000), true));
+        assert!(builder.telemetry);
         let builder = read(&[("TERRANE_NIXL_PROGRESS", "off")]).unwrap();
         assert_eq!(builder.progress, None);
     }
@@ -305,8 +298,6 @@ mod tests {
             ("TERRANE_NIXL_BACKENDS", "UCX POSIX"),
             ("TERRANE_NIXL_THREAD_MODE", "none"),
             ("TERRANE_NIXL_PROGRESS", "-1"),
-            ("TERRANE_NIXL_LISTEN_PORT", "0"),
-            ("TERRANE_NIXL_LISTEN_PORT", "65536"),
             ("TERRANE_NIXL_TELEMETRY", "yes"),
             ("TERRANE_NIXL_PARAMETERS_UCX", "num_workers"),
             ("TERRANE_NIXL_PARAMETERS_UCX", "=4"),

@@ -52,7 +52,6 @@ struct AgentState {
     name: ClaimedName,
     telemetry: bool,
     metadata_checks: Requirement,
-    listens: bool,
     threads: ThreadMode,
 }
 
@@ -115,11 +114,6 @@ impl Agent {
     /// Whether imports need to check metadata before NIXL reads it.
     pub(crate) fn metadata_checks(&self) -> Requirement {
         self.0.metadata_checks
-    }
-
-    /// Whether peers can make NIXL load and forget metadata without this process's knowledge.
-    pub(crate) fn listens(&self) -> bool {
-        self.0.listens
     }
 
     /// Its backends, in the order in which registrations try them.

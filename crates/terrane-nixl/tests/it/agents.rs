@@ -1,17 +1,15 @@
 //! Agents: their names, threads and options.
 
 use std::collections::BTreeSet;
-use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_core::{AgentName, ByteCount, Capability, CapabilityStatus, Register};
 use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlError, Registrar, Status, ThreadMode};
 use terrane_testkit::events::AtEvents;
-use terrane_testkit::port;
 use terrane_testkit::process::{allow_seconds, in_child, in_child_with};
 
-use crate::support::{agent, chain, memory, posix};
+use crate::support::{agent, memory, posix};
 
 #[test]
 fn agents_are_shared_and_sent() {
@@ -152,22 +150,6 @@ fn a_delay_that_nixl_cannot_represent_is_refused() {
     let builder = AgentBuilder::unnamed().progress_thread(Some(Duration::MAX));
     let error = builder.build().unwrap_err();
     assert!(matches!(error, NixlError::DelayTooLong { .. }), "{error}");
-}
-
-#[test]
-fn an_agent_listens_on_its_port() {
-    let is_taken = |error: &NixlError| matches!(error, NixlError::Port { .. });
-    let build = |port| AgentBuilder::unnamed().listen(port).build();
-    let (agent, port) = port::listening(build, is_taken);
-    TcpStream::connect(("127.0.0.1", port)).unwrap();
-    let error = AgentBuilder::unnamed().listen(port).build().unwrap_err();
-    let NixlError::Port { port: refused, .. } = &error else { panic!("{error}") };
-    assert_eq!(*refused, port);
-    assert!(chain(&error).contains("bind"), "{}", chain(&error));
-    drop(agent);
-
-    let error = AgentBuilder::unnamed().listen(0).build().unwrap_err();
-    assert!(matches!(error, NixlError::NoPort), "{error}");
 }
 
 #[test]
