@@ -162,15 +162,6 @@ pub enum NixlError {
         /// The other.
         second: BackendName,
     },
-    /// A backend that is not known to be thread-safe.
-    #[error(
-        "`ThreadMode::ReadWrite` calls backends from several threads at once, and {backend} is not known \
-         to support that; use `ThreadMode::Strict`"
-    )]
-    NotSelfLocking {
-        /// The backend.
-        backend: BackendName,
-    },
     /// NIXL finds no plugin of this name.
     #[error("NIXL has no plugin {backend}; choose one of {}, or install the plugin", names(.available))]
     UnknownPlugin {

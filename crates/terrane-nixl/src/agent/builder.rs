@@ -8,7 +8,6 @@ use terrane_core::{AgentName, Requirement};
 
 use super::config::BackendConfig;
 use super::mailbox::Mailbox;
-use super::thread_mode::ThreadMode;
 use super::{Agent, AgentState, Inner, create, name};
 use crate::bindings::process;
 use crate::bindings::status::Status;
@@ -27,7 +26,6 @@ const PROGRESS_DELAY: Duration = Duration::from_millis(1);
 #[must_use = "a builder does nothing until `build`"]
 pub struct AgentBuilder {
     pub(super) name: AgentName,
-    pub(super) threads: ThreadMode,
     pub(super) progress: Option<Duration>,
     pub(super) telemetry: bool,
     pub(super) metadata_checks: Requirement,
@@ -41,7 +39,6 @@ impl AgentBuilder {
     pub fn new(name: impl Into<AgentName>) -> Self {
         Self {
             name: name.into(),
-            threads: ThreadMode::default(),
             progress: Some(PROGRESS_DELAY),
             telemetry: false,
             metadata_checks: Requirement::Required,
@@ -68,11 +65,6 @@ impl AgentBuilder {
     /// Replaces the agent's name.
     pub fn named(self, name: impl Into<AgentName>) -> Self {
         Self { name: name.into(), ..self }
-    }
-
-    /// Sets which locks NIXL takes.
-    pub fn thread_mode(self, threads: ThreadMode) -> Self {
-        Self { threads, ..self }
     }
 
     /// Sets whether backends have their own progress thread, and its interval between two polls.
@@ -124,7 +116,7 @@ impl AgentBuilder {
     ///
     /// [`NixlError`]. Then no agent and no backend exists, and the name is free.
     pub fn build(self) -> Result<Agent, NixlError> {
-        create::check_combination(self.threads, &self.backends)?;
+        create::check_combination(&self.backends)?;
         let config = self.config()?;
         // Before any lock that the parent of a forked process may have held.
         process::check()?;
@@ -136,15 +128,13 @@ impl AgentBuilder {
             NixlError::Agent { name, status }
         })?;
         let backends = create::backends(&raw, &installation, self.backends)?;
-        let (registrations, threads) = (Mutex::new(RegistrationTable::default()), self.threads);
         Ok(Agent(Arc::new(Inner(ManuallyDrop::new(AgentState {
             peers: PeerTable::default(),
             mailbox: Mailbox::default(),
-            registrations,
+            registrations: Mutex::new(RegistrationTable::default()),
             backends,
             raw,
             name,
-            threads,
             telemetry: self.telemetry,
             metadata_checks: self.metadata_checks,
         })))))
@@ -154,10 +144,9 @@ impl AgentBuilder {
     fn config(&self) -> Result<nixl_sys::AgentConfig, NixlError> {
         Ok(nixl_sys::AgentConfig {
             enable_prog_thread: self.progress.is_some(),
-            thread_sync: match self.threads {
-                ThreadMode::Strict => nixl_sys::ThreadSync::Strict,
-                ThreadMode::ReadWrite => nixl_sys::ThreadSync::Rw,
-            },
+            // One lock for every call on the agent. By default NIXL takes none, but registrations
+            // are deregistered on any thread.
+            thread_sync: nixl_sys::ThreadSync::Strict,
             pthr_delay_us: microseconds(self.progress.unwrap_or_default())?,
             capture_telemetry: self.telemetry,
             // The number of workers, which the library's C interface does not forward, and no
@@ -190,8 +179,6 @@ mod tests {
         assert_eq!((default.enable_prog_thread, default.pthr_delay_us), (true, 1000));
         assert!(!default.enable_listen_thread && !default.capture_telemetry);
 
-        let read_write = config(builder().thread_mode(ThreadMode::ReadWrite));
-        assert!(matches!(read_write.thread_sync, ThreadSync::Rw));
         assert!(!config(builder().progress_thread(None)).enable_prog_thread);
         let delay = |delay| config(builder().progress_thread(Some(delay))).pthr_delay_us;
         let nanos = Duration::from_nanos;

@@ -9,7 +9,6 @@ pub(crate) mod io_limit;
 pub(crate) mod mailbox;
 mod name;
 pub(crate) mod options;
-pub(crate) mod thread_mode;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -25,7 +24,6 @@ use crate::register::table::RegistrationTable;
 use backend::Backend;
 use mailbox::Mailbox;
 use name::ClaimedName;
-use thread_mode::ThreadMode;
 
 /// A NIXL agent with its backends.
 ///
@@ -39,7 +37,7 @@ pub struct Agent(Arc<Inner>);
 
 // `Agent` is `Send` and `Sync` because `nixl_sys::Agent` is. The bindings declare this for every
 // agent, although NIXL takes no lock in its default mode and the bindings run some calls in
-// parallel. This crate creates agents only in the modes in which NIXL locks.
+// parallel. This crate creates agents only in a mode in which NIXL locks.
 struct Inner(ManuallyDrop<AgentState>);
 
 struct AgentState {
@@ -52,7 +50,6 @@ struct AgentState {
     name: ClaimedName,
     telemetry: bool,
     metadata_checks: Requirement,
-    threads: ThreadMode,
 }
 
 impl Deref for Inner {
@@ -78,12 +75,6 @@ impl Agent {
     #[must_use]
     pub fn name(&self) -> &AgentName {
         self.0.name.get()
-    }
-
-    /// Which locks NIXL takes within the agent.
-    #[must_use]
-    pub fn thread_mode(&self) -> ThreadMode {
-        self.0.threads
     }
 
     /// The names of its backends, in the order in which registrations try them.
@@ -140,7 +131,6 @@ impl fmt::Debug for Agent {
         let backends: Vec<_> = self.backends().collect();
         f.debug_struct("Agent")
             .field("name", self.name())
-            .field("threads", &self.0.threads)
             .field("backends", &backends)
             .finish_non_exhaustive()
     }

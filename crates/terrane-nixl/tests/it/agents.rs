@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_core::{AgentName, ByteCount, Capability, CapabilityStatus, Register};
-use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlError, Registrar, Status, ThreadMode};
+use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlError, Registrar, Status};
 use terrane_testkit::events::AtEvents;
 use terrane_testkit::process::{allow_seconds, in_child, in_child_with};
 
@@ -153,23 +153,19 @@ fn a_delay_that_nixl_cannot_represent_is_refused() {
 }
 
 #[test]
-fn agents_of_either_mode_serve_several_threads() {
-    for mode in [ThreadMode::Strict, ThreadMode::ReadWrite] {
-        let builder = AgentBuilder::unnamed().thread_mode(mode);
-        let agent = builder.backend(BackendConfig::new("UCX")).backend(posix()).build().unwrap();
-        assert_eq!(agent.thread_mode(), mode);
-        thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    let agent = agent.clone();
-                    for _ in 0..100 {
-                        let registered = agent.register(memory(ByteCount::kib(4))).unwrap();
-                        assert_eq!(registered.record().accepted().count(), 2);
-                    }
-                });
-            }
-        });
-    }
+fn agents_serve_several_threads() {
+    let agent = agent([BackendConfig::new("UCX"), posix()]);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let agent = agent.clone();
+                for _ in 0..100 {
+                    let registered = agent.register(memory(ByteCount::kib(4))).unwrap();
+                    assert_eq!(registered.record().accepted().count(), 2);
+                }
+            });
+        }
+    });
 }
 
 #[test]
