@@ -1,5 +1,6 @@
 //! The error types of this crate.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -163,7 +164,7 @@ pub enum NixlError {
         second: BackendName,
     },
     /// NIXL finds no plugin of this name.
-    #[error("NIXL has no plugin {backend}; choose one of {}, or install the plugin", names(.available))]
+    #[error("NIXL has no plugin {backend}; choose one of {}, or install the plugin", list(.available, "none"))]
     UnknownPlugin {
         /// The backend.
         backend: BackendName,
@@ -189,7 +190,7 @@ pub enum NixlError {
     #[error(
         "backend {backend} has no parameter {parameter}; choose one of {}, or use \
          `unchecked_parameter`",
-        list(.known)
+        list(.known, "none")
     )]
     UnknownParameter {
         /// The backend.
@@ -229,7 +230,7 @@ pub enum NixlError {
         source: OsError,
     },
     /// A backend that the agent does not have.
-    #[error("agent {agent} has no backend {backend}; choose one of {}", names(.available))]
+    #[error("agent {agent} has no backend {backend}; choose one of {}", list(.available, "none"))]
     NoSuchBackend {
         /// The agent.
         agent: AgentName,
@@ -303,11 +304,10 @@ impl NixlError {
     }
 }
 
-fn names(backends: &[BackendName]) -> String {
-    let names: Vec<_> = backends.iter().map(|name| name.as_str().to_owned()).collect();
-    list(&names)
-}
-
-fn list(names: &[String]) -> String {
-    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+/// The names, or `none` if there are none.
+pub(crate) fn list<N: Display>(names: &[N], none: &str) -> String {
+    if names.is_empty() {
+        return none.to_owned();
+    }
+    names.iter().map(N::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use terrane_core::{AgentName, Requirement};
 
 use super::config::BackendConfig;
-use super::mailbox::Mailbox;
 use super::{Agent, AgentState, Inner, create, name};
 use crate::bindings::process;
 use crate::bindings::status::Status;
@@ -130,7 +129,7 @@ impl AgentBuilder {
         let backends = create::backends(&raw, &installation, self.backends)?;
         Ok(Agent(Arc::new(Inner(ManuallyDrop::new(AgentState {
             peers: PeerTable::default(),
-            mailbox: Mailbox::default(),
+            notifications: Mutex::default(),
             registrations: Mutex::new(RegistrationTable::default()),
             backends,
             raw,

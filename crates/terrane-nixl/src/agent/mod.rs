@@ -6,7 +6,6 @@ pub(crate) mod config;
 mod create;
 mod environment;
 pub(crate) mod io_limit;
-pub(crate) mod mailbox;
 mod name;
 pub(crate) mod options;
 
@@ -19,10 +18,10 @@ use terrane_core::{AgentName, BackendName, Requirement};
 
 use crate::bindings::memory_type::MemoryType;
 use crate::bindings::process;
+use crate::peers::notifications::Notification;
 use crate::peers::table::PeerTable;
 use crate::register::table::RegistrationTable;
 use backend::Backend;
-use mailbox::Mailbox;
 use name::ClaimedName;
 
 /// A NIXL agent with its backends.
@@ -43,7 +42,8 @@ struct Inner(ManuallyDrop<AgentState>);
 struct AgentState {
     // Fields drop in this order: the agent ends first, then its name becomes free.
     peers: PeerTable,
-    mailbox: Mailbox,
+    /// Notifications that have arrived and were not returned yet. Their number is not limited.
+    notifications: Mutex<Vec<Notification>>,
     registrations: Mutex<RegistrationTable>,
     backends: Vec<Backend>,
     raw: nixl_sys::Agent,
@@ -112,8 +112,9 @@ impl Agent {
         &self.0.backends
     }
 
-    pub(crate) fn mailbox(&self) -> &Mailbox {
-        &self.0.mailbox
+    /// Its notifications that were not returned yet.
+    pub(crate) fn unread(&self) -> &Mutex<Vec<Notification>> {
+        &self.0.notifications
     }
 
     pub(crate) fn peer_table(&self) -> &PeerTable {
