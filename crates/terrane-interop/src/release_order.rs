@@ -35,10 +35,9 @@ pub fn release_after<T: Send + 'static>(consumer: Option<&Stream>, value: T) {
 }
 
 /// The work of a consumer that must complete before a release.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) enum ConsumerWork {
     /// No work, or the consumer has waited for it.
-    #[default]
     Finished,
     /// All work in this stream at the time of the release.
     #[cfg(feature = "cuda")]
