@@ -48,7 +48,7 @@ impl DevicePool {
     /// # Errors
     ///
     /// [`CudaError::DriverTooOld`] if the driver does not support pools; [`CudaError::Driver`] if
-    /// the device does not; [`CudaError::DeviceLost`].
+    /// the device does not; [`CudaError::ContextLost`].
     pub fn new(context: &Context, kept: ByteCount) -> Result<Self, CudaError> {
         let stream = Stream::new(context)?;
         let functions = context.driver().functions();
@@ -87,7 +87,7 @@ impl DevicePool {
     ///
     /// # Errors
     ///
-    /// [`CudaError::DriverTooOld`], [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::DriverTooOld`], [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub fn held(&self) -> Result<ByteCount, CudaError> {
         self.0.get(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
     }
@@ -407,7 +407,7 @@ impl OrderedMemory {
     ///
     /// # Errors
     ///
-    /// [`CudaError::DeviceLost`] or [`CudaError::Driver`]; the memory is then freed.
+    /// [`CudaError::ContextLost`] or [`CudaError::Driver`]; the memory is then freed.
     pub fn settle(self) -> Result<DevicePoolMemory, CudaError> {
         let Self(mut memory) = self;
         memory.stream.synchronize()?;

@@ -93,7 +93,7 @@ fn chunks_are_registered_separately_and_accessed_as_one_span() {
     let crossed = unsafe { stream.copy(across, on_device.location(), ByteCount::mib(2)) };
     eprintln!("a copy across two registrations: {crossed:?}");
     stream.synchronize().unwrap();
-    assert!(!crossed.is_err_and(|error| error.is_device_lost()));
+    assert!(!crossed.is_err_and(|error| error.is_context_lost()));
 }
 
 /// Blocks of 1.5 MiB, two of which fit into 4 MiB, and blocks that are larger than a registration.

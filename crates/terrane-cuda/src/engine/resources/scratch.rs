@@ -95,7 +95,7 @@ impl ScratchMaker {
                 _counted: Arc::clone(&self.made),
                 used_until: None,
             })))),
-            Err(error) if existing > 0 && !error.is_device_lost() => {
+            Err(error) if existing > 0 && !error.is_context_lost() => {
                 tracing::debug!(%error, "no memory for another buffer; transfers share the others");
                 Ok(None)
             }

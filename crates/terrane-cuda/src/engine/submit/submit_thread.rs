@@ -200,7 +200,7 @@ impl SubmitThread {
                     break;
                 }
                 Ok(None) => self.await_scratch(submission)?,
-                Err(error) if error.is_device_lost() => return Err(error),
+                Err(error) if error.is_context_lost() => return Err(error),
                 Err(error) => {
                     tracing::debug!(%error, "no memory for a buffer; the transfer continues without staging");
                     submission.do_without_scratch(&self.shared)?;

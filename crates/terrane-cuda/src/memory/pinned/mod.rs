@@ -132,7 +132,7 @@ impl PinnedAllocator {
     ///
     /// [`CudaError::HostMemory`] if the memory cannot be mapped or was cancelled;
     /// [`CudaError::Capability`] if a required capability was not granted; [`CudaError::Driver`] if
-    /// the driver cannot allocate memory either; [`CudaError::DeviceLost`]. After an error nothing
+    /// the driver cannot allocate memory either; [`CudaError::ContextLost`]. After an error nothing
     /// stays mapped or registered.
     pub fn allocate_memory(&self, request: &RegionRequest) -> Result<PinnedMemory, CudaError> {
         let mut report = self.report()?;
