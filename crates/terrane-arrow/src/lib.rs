@@ -19,7 +19,6 @@
 //!   arrays of arrow-rs.
 //! - [`columns`]: typed columns over Terrane's or foreign memory, and columnar buffers whose row
 //!   count kernels write.
-//! - [`ExchangeError`]: one error into which the errors of both parts convert.
 //!
 //! # Example
 //!
@@ -28,7 +27,6 @@
 //!
 //! ```
 //! use arrow_schema::DataType;
-//! use terrane_arrow::ExchangeError;
 //! use terrane_arrow::arrays::{export_array, import_array};
 //! use terrane_arrow::columns::Column;
 //! use terrane_core::{Allocate, ByteCount, Region, RegionRequest};
@@ -38,15 +36,11 @@
 //! let memory = SystemAllocator::new(SystemOptions::default());
 //! let memory = memory.allocate(&RegionRequest::new(ByteCount::new(4 * 1000)))?;
 //!
-//! let exchange = |memory: Region| -> Result<(Column, Column), ExchangeError> {
-//!     let column = Column::new(DataType::UInt32, 1000, memory)?;
-//!     // SAFETY: no code writes the memory while the array is out.
-//!     let array = unsafe { export_array(&column) }?;
-//!     // SAFETY: the array was made just now, and is given once.
-//!     let back = unsafe { import_array(&DataType::UInt32, array) }?;
-//!     Ok((column, back))
-//! };
-//! let (column, back) = exchange(Region::new(memory))?;
+//! let column = Column::new(DataType::UInt32, 1000, Region::new(memory))?;
+//! // SAFETY: no code writes the memory while the array is out.
+//! let array = unsafe { export_array(&column) }?;
+//! // SAFETY: the array was made just now, and is given once.
+//! let back = unsafe { import_array(&DataType::UInt32, array) }?;
 //! assert!(back.is_same(&column));
 //! # Ok(())
 //! # }
@@ -59,9 +53,6 @@ struct Readme;
 
 pub mod arrays;
 pub mod columns;
-mod error;
-
-pub use error::ExchangeError;
 
 // Re-exported, because public signatures use its types.
 #[doc(no_inline)]

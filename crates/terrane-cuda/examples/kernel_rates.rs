@@ -185,7 +185,7 @@ impl Rates {
         let block = u64::from(layers) * u64::from(outers) * bytes;
         let pairs = u32::try_from(self.bytes.get() / block).unwrap_or(0);
         let of_layer = u64::from(outers) * bytes;
-        let mut grid = GridLaunch { pairs, layers, outers, bytes, ..GridLaunch::EMPTY };
+        let mut grid = GridLaunch { pairs, layers, outers, bytes, ..GridLaunch::default() };
         grid.source = LaunchEnd {
             base: from,
             block_ids: BlockIds::Listed,
@@ -230,7 +230,7 @@ impl Rates {
             bytes,
             source: end(from, u64::from(HEADS) * bytes, bytes),
             destination: end(to, bytes, u64::from(TOKENS) * bytes),
-            ..GridLaunch::EMPTY
+            ..GridLaunch::default()
         }
     }
 }

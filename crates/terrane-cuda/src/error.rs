@@ -66,7 +66,7 @@ pub enum CudaError {
     Forked,
     /// The device, or the process's context on it, is lost.
     #[error("the CUDA context is lost ({operation}: {code}); restart the process")]
-    DeviceLost {
+    ContextLost {
         /// The call that reported the loss. Another call may have caused it.
         operation: &'static str,
         /// The driver's code.
@@ -299,8 +299,8 @@ impl CudaError {
 
     /// Whether the context is lost.
     #[must_use]
-    pub const fn is_device_lost(&self) -> bool {
-        matches!(self, Self::DeviceLost { .. })
+    pub const fn is_context_lost(&self) -> bool {
+        matches!(self, Self::ContextLost { .. })
     }
 
     /// The driver's code, if a driver call failed.
@@ -308,7 +308,7 @@ impl CudaError {
     pub const fn code(&self) -> Option<DriverCode> {
         match self {
             Self::NoDevice => Some(DriverCode::NO_DEVICE),
-            Self::DeviceLost { code, .. }
+            Self::ContextLost { code, .. }
             | Self::Driver { code, .. }
             | Self::KernelsRefused { code, .. } => Some(*code),
             _ => None,
@@ -368,7 +368,7 @@ pub(crate) const fn check(operation: &'static str, code: u32) -> Result<(), Cuda
     } else if code.get() == DriverCode::NO_DEVICE.get() {
         Err(CudaError::NoDevice)
     } else if code.loses_context() {
-        Err(CudaError::DeviceLost { operation, code })
+        Err(CudaError::ContextLost { operation, code })
     } else {
         Err(CudaError::Driver { operation, code })
     }
@@ -394,7 +394,7 @@ mod tests {
     fn each_code_becomes_its_error() {
         assert!(check("cuInit", 0).is_ok());
         assert!(matches!(check("cuInit", 100), Err(CudaError::NoDevice)));
-        assert!(check("cuStreamQuery", 700).unwrap_err().is_device_lost());
+        assert!(check("cuStreamQuery", 700).unwrap_err().is_context_lost());
         let error = check("cuMemAlloc_v2", 2).unwrap_err();
         assert_eq!(error.code(), Some(DriverCode::OUT_OF_MEMORY));
         assert!(error.to_string().contains("cuMemAlloc_v2"), "{error}");

@@ -20,7 +20,6 @@
 //! - [`dlpack`]: export and import of single tensors, with every field checked, and stream order.
 //! - [`tensors`]: the KV tensors of serving engines, as views of a layout and as a layout over
 //!   them.
-//! - [`InteropError`]: one error into which the errors of all parts convert.
 //! - [`release_order`]: for crates that implement the release callbacks of other C interfaces.
 //!
 //! Arrow arrays and columns are in `terrane-arrow`.
@@ -79,11 +78,8 @@
 struct Readme;
 
 pub mod dlpack;
-mod error;
 pub mod release_order;
 pub mod tensors;
-
-pub use error::InteropError;
 
 // Re-exported, because public signatures use its types.
 #[doc(no_inline)]

@@ -27,7 +27,7 @@ pub fn catch_panic(drops: impl FnOnce()) {
 pub fn release_after<T: Send + 'static>(consumer: Option<&Stream>, value: T) {
     match consumer.map(|stream| (stream, stream.synchronize())) {
         // A lost context runs no more work, so there is nothing to wait for.
-        Some((stream, Err(error))) if !error.is_device_lost() => {
+        Some((stream, Err(error))) if !error.is_context_lost() => {
             stream.context().leak(value, &error);
         }
         _ => drop(value),
@@ -35,10 +35,9 @@ pub fn release_after<T: Send + 'static>(consumer: Option<&Stream>, value: T) {
 }
 
 /// The work of a consumer that must complete before a release.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) enum ConsumerWork {
     /// No work, or the consumer has waited for it.
-    #[default]
     Finished,
     /// All work in this stream at the time of the release.
     #[cfg(feature = "cuda")]

@@ -1,5 +1,6 @@
 //! The error types of this crate.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -134,20 +135,6 @@ pub enum NixlError {
         /// The name.
         name: AgentName,
     },
-    /// NIXL would choose the port and not report it.
-    #[error("an agent cannot listen on port 0; set a port from 1 to 65535")]
-    NoPort,
-    /// An agent cannot listen on this port.
-    #[error("agent {name} cannot listen on port {port}; choose another port")]
-    Port {
-        /// The agent.
-        name: AgentName,
-        /// The port.
-        port: u16,
-        /// The system's error.
-        #[source]
-        source: OsError,
-    },
     /// A delay that NIXL cannot represent.
     #[error("the progress thread's delay of {seconds} s exceeds 2^64 µs; choose a shorter one")]
     DelayTooLong {
@@ -176,17 +163,8 @@ pub enum NixlError {
         /// The other.
         second: BackendName,
     },
-    /// A backend that is not known to be thread-safe.
-    #[error(
-        "`ThreadMode::ReadWrite` calls backends from several threads at once, and {backend} is not known \
-         to support that; use `ThreadMode::Strict`"
-    )]
-    NotSelfLocking {
-        /// The backend.
-        backend: BackendName,
-    },
     /// NIXL finds no plugin of this name.
-    #[error("NIXL has no plugin {backend}; choose one of {}, or install the plugin", names(.available))]
+    #[error("NIXL has no plugin {backend}; choose one of {}, or install the plugin", list(.available, "none"))]
     UnknownPlugin {
         /// The backend.
         backend: BackendName,
@@ -212,7 +190,7 @@ pub enum NixlError {
     #[error(
         "backend {backend} has no parameter {parameter}; choose one of {}, or use \
          `unchecked_parameter`",
-        list(.known)
+        list(.known, "none")
     )]
     UnknownParameter {
         /// The backend.
@@ -252,7 +230,7 @@ pub enum NixlError {
         source: OsError,
     },
     /// A backend that the agent does not have.
-    #[error("agent {agent} has no backend {backend}; choose one of {}", names(.available))]
+    #[error("agent {agent} has no backend {backend}; choose one of {}", list(.available, "none"))]
     NoSuchBackend {
         /// The agent.
         agent: AgentName,
@@ -326,11 +304,10 @@ impl NixlError {
     }
 }
 
-fn names(backends: &[BackendName]) -> String {
-    let names: Vec<_> = backends.iter().map(|name| name.as_str().to_owned()).collect();
-    list(&names)
-}
-
-fn list(names: &[String]) -> String {
-    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+/// The names, or `none` if there are none.
+pub(crate) fn list<N: Display>(names: &[N], none: &str) -> String {
+    if names.is_empty() {
+        return none.to_owned();
+    }
+    names.iter().map(N::to_string).collect::<Vec<_>>().join(", ")
 }

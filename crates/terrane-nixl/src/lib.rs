@@ -12,8 +12,8 @@
 //! search path. Without the library, every entry point returns a typed [`NixlUnavailable`]. NIXL's
 //! bindings alone would abort the process. Building the bindings needs libclang and a C++ compiler.
 //!
-//! It does not let NIXL run without locks: see [`ThreadMode`]. It does not forward NIXL's log. If
-//! NIXL returns only "failed", the reason is on standard error, subject to `NIXL_LOG_LEVEL`.
+//! NIXL takes one lock for every call on an agent. This crate does not forward NIXL's log. If NIXL
+//! returns only "failed", the reason is on standard error, subject to `NIXL_LOG_LEVEL`.
 //!
 //! # What there is
 //!
@@ -111,7 +111,6 @@ mod register;
 pub use agent::Agent;
 pub use agent::builder::AgentBuilder;
 pub use agent::config::{BackendConfig, BackendRequirement, FileAccess};
-pub use agent::thread_mode::ThreadMode;
 pub use bindings::memory_type::MemoryType;
 pub use bindings::status::Status;
 pub use engine::NixlEngine;

@@ -1,14 +1,14 @@
 //! Caches as tensors for other libraries, by DLPack.
 
 use std::ffi::c_void;
+use std::ptr::NonNull;
 use std::sync::Mutex;
 
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi::{PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyObject};
 use pyo3::prelude::*;
 use terrane_core::sync::lock;
-use terrane_interop::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
-use terrane_interop::dlpack::{ElementType, Structure, TensorExport, TypeCode};
+use terrane_interop::dlpack::{ElementType, ManagedTensor, Structure, TensorExport, TypeCode};
 use terrane_interop::tensors::{KvAxisOrder, kv_tensors};
 use terrane_transfer::{Access, Endpoint};
 
@@ -126,54 +126,25 @@ impl KvTensor {
         let export = unsafe { export.released_when_done() };
         if is_versioned {
             let tensor = export.into_versioned().map_err(|error| failed(&error))?;
-            capsule::<DLManagedTensorVersioned>(py, tensor.into_raw().as_ptr())
+            capsule(py, tensor)
         } else {
             let tensor = export.into_legacy().map_err(|error| failed(&error))?;
-            capsule::<DLManagedTensor>(py, tensor.into_raw().as_ptr())
-        }
-    }
-}
-
-/// A structure whose deleter is called if no consumer takes the capsule's tensor.
-trait Returned: Structure {
-    /// Calls the deleter.
-    ///
-    /// # Safety
-    ///
-    /// The tensor must be live, and no other code may call its deleter.
-    unsafe fn delete(tensor: *mut Self);
-}
-
-impl Returned for DLManagedTensorVersioned {
-    unsafe fn delete(tensor: *mut Self) {
-        // SAFETY: the caller's promise.
-        if let Some(deleter) = unsafe { (*tensor).deleter } {
-            // SAFETY: the caller's promise.
-            unsafe { deleter(tensor) };
-        }
-    }
-}
-
-impl Returned for DLManagedTensor {
-    unsafe fn delete(tensor: *mut Self) {
-        // SAFETY: the caller's promise.
-        if let Some(deleter) = unsafe { (*tensor).deleter } {
-            // SAFETY: the caller's promise.
-            unsafe { deleter(tensor) };
+            capsule(py, tensor)
         }
     }
 }
 
 /// Puts a tensor into a capsule.
-fn capsule<S: Returned>(py: Python<'_>, tensor: *mut S) -> PyResult<Bound<'_, PyAny>> {
-    let content: *mut c_void = tensor.cast();
+fn capsule<S: Structure>(py: Python<'_>, tensor: ManagedTensor<S>) -> PyResult<Bound<'_, PyAny>> {
+    let tensor = tensor.into_raw();
+    let (content, name): (*mut c_void, _) = (tensor.as_ptr().cast(), S::CAPSULE.as_ptr());
     // SAFETY: a live tensor, a name that lives as long as the program, and the destructor for such a capsule.
-    let capsule = unsafe { PyCapsule_New(content, S::CAPSULE.as_ptr(), Some(destroy::<S>)) };
+    let capsule = unsafe { PyCapsule_New(content, name, Some(destroy::<S>)) };
     // SAFETY: a new reference, or null with Python's error set.
     let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
     capsule.inspect_err(|_| {
         // SAFETY: no capsule owns the tensor.
-        unsafe { S::delete(tensor) };
+        drop(unsafe { ManagedTensor::from_raw(tensor) });
     })
 }
 
@@ -182,13 +153,15 @@ fn capsule<S: Returned>(py: Python<'_>, tensor: *mut S) -> PyResult<Bound<'_, Py
 /// # Safety
 ///
 /// Only Python may call it, as the destructor of a capsule.
-unsafe extern "C" fn destroy<S: Returned>(capsule: *mut PyObject) {
+unsafe extern "C" fn destroy<S: Structure>(capsule: *mut PyObject) {
     // SAFETY: a capsule, and a string that ends with a zero byte.
     if unsafe { PyCapsule_IsValid(capsule, S::CAPSULE.as_ptr()) } == 0 {
         return;
     }
     // SAFETY: a valid capsule with this name.
     let tensor = unsafe { PyCapsule_GetPointer(capsule, S::CAPSULE.as_ptr()) };
-    // SAFETY: by its name, the capsule owns the tensor, and it is freed now.
-    unsafe { S::delete(tensor.cast()) };
+    if let Some(tensor) = NonNull::new(tensor.cast::<S>()) {
+        // SAFETY: by its name, the capsule owns the tensor, and it is freed now.
+        drop(unsafe { ManagedTensor::from_raw(tensor) });
+    }
 }

@@ -16,8 +16,7 @@
 //! - [`strided`]: copies of cells with strides, and their expected bytes.
 //! - [`leaks`]: counts of open descriptors and mappings, before and after.
 //! - [`mounted`]: small file systems that a test can fill.
-//! - [`process`]: tests that need their own process; [`peer`]: tests of two processes; [`port`]:
-//!   ports to listen on.
+//! - [`process`]: tests that need their own process; [`peer`]: tests of two processes.
 //! - [`priced`]: an upstream without memory whose calls take a stated time.
 //! - [`ptx`]: a kernel to launch through another library.
 //! - [`needs`]: the machine that a test needs; [`events`]: functions that run at events of
@@ -53,7 +52,6 @@ pub mod needs;
 pub mod pattern;
 pub mod peer;
 pub mod permutations;
-pub mod port;
 pub mod priced;
 pub mod process;
 pub mod ptx;

@@ -314,7 +314,7 @@ pub enum ImportError {
     #[error("the CUDA driver refused the array")]
     Cuda {
         /// The driver's error.
-        #[source]
+        #[from]
         source: CudaError,
     },
     /// arrow-rs refused.
@@ -324,12 +324,6 @@ pub enum ImportError {
         #[source]
         source: ArrowError,
     },
-}
-
-impl From<CudaError> for ImportError {
-    fn from(source: CudaError) -> Self {
-        Self::Cuda { source }
-    }
 }
 
 /// Why a column cannot be exported.
@@ -392,26 +386,14 @@ pub enum ExportError {
     #[error("the column cannot be exported")]
     Column {
         /// The error of the column.
-        #[source]
+        #[from]
         source: ColumnError,
     },
     /// arrow-rs refused the schema or the array.
     #[error("arrow-rs refused the schema or the array")]
     Arrow {
         /// The error of arrow-rs.
-        #[source]
+        #[from]
         source: ArrowError,
     },
-}
-
-impl From<ArrowError> for ExportError {
-    fn from(source: ArrowError) -> Self {
-        Self::Arrow { source }
-    }
-}
-
-impl From<ColumnError> for ExportError {
-    fn from(source: ColumnError) -> Self {
-        Self::Column { source }
-    }
 }

@@ -30,7 +30,7 @@ impl Ready {
     ///
     /// # Errors
     ///
-    /// [`CudaError::Driver`] and [`CudaError::DeviceLost`].
+    /// [`CudaError::Driver`] and [`CudaError::ContextLost`].
     pub fn after(stream: &Stream) -> Result<Self, CudaError> {
         let event = Event::new(stream.context(), Timing::Off)?;
         event.record(stream)?;

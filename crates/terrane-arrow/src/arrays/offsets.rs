@@ -84,7 +84,7 @@ impl OffsetReader for InOrder<'_> {
         let length = ByteCount::from_usize(into.len());
         match self.0.context().device_span(address, length) {
             Ok(span) => self.read(span.location, into),
-            Err(error) if error.is_device_lost() => Err(error.into()),
+            Err(error) if error.is_context_lost() => Err(error.into()),
             // Host memory, written when the array was created.
             Err(_) => InHost.sizes(at, into),
         }

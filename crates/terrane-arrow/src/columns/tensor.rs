@@ -136,45 +136,34 @@ fn is_row_major(sizes: &[u64], strides: &[i64]) -> bool {
         })
 }
 
+/// The numbers that both DLPack and Arrow have.
+const NUMBERS: [(TypeCode, u8, DataType); 11] = [
+    (TypeCode::Int, 8, DataType::Int8),
+    (TypeCode::Int, 16, DataType::Int16),
+    (TypeCode::Int, 32, DataType::Int32),
+    (TypeCode::Int, 64, DataType::Int64),
+    (TypeCode::UInt, 8, DataType::UInt8),
+    (TypeCode::UInt, 16, DataType::UInt16),
+    (TypeCode::UInt, 32, DataType::UInt32),
+    (TypeCode::UInt, 64, DataType::UInt64),
+    (TypeCode::Float, 16, DataType::Float16),
+    (TypeCode::Float, 32, DataType::Float32),
+    (TypeCode::Float, 64, DataType::Float64),
+];
+
 /// The type of a tensor's elements; `None` if they are not whole bytes.
 fn value_type(element: ElementType) -> Option<DataType> {
-    use DataType as T;
     let width = element.width()?;
-    if element.lanes() != 1 {
-        return Some(T::FixedSizeBinary(i32::try_from(width.get()).ok()?));
+    let searched = (element.code(), element.bits());
+    let number = NUMBERS.into_iter().find(|&(code, bits, _)| (code, bits) == searched);
+    match number {
+        Some((_, _, data_type)) if element.lanes() == 1 => Some(data_type),
+        _ => Some(DataType::FixedSizeBinary(i32::try_from(width.get()).ok()?)),
     }
-    Some(match (element.code(), element.bits()) {
-        (TypeCode::Int, 8) => T::Int8,
-        (TypeCode::Int, 16) => T::Int16,
-        (TypeCode::Int, 32) => T::Int32,
-        (TypeCode::Int, 64) => T::Int64,
-        (TypeCode::UInt, 8) => T::UInt8,
-        (TypeCode::UInt, 16) => T::UInt16,
-        (TypeCode::UInt, 32) => T::UInt32,
-        (TypeCode::UInt, 64) => T::UInt64,
-        (TypeCode::Float, 16) => T::Float16,
-        (TypeCode::Float, 32) => T::Float32,
-        (TypeCode::Float, 64) => T::Float64,
-        _ => T::FixedSizeBinary(i32::try_from(width.get()).ok()?),
-    })
 }
 
 /// The element type of a column's values.
 fn element_type(data_type: &DataType) -> Option<ElementType> {
-    use DataType as T;
-    let (code, bits) = match data_type {
-        T::Int8 => (TypeCode::Int, 8),
-        T::Int16 => (TypeCode::Int, 16),
-        T::Int32 => (TypeCode::Int, 32),
-        T::Int64 => (TypeCode::Int, 64),
-        T::UInt8 => (TypeCode::UInt, 8),
-        T::UInt16 => (TypeCode::UInt, 16),
-        T::UInt32 => (TypeCode::UInt, 32),
-        T::UInt64 => (TypeCode::UInt, 64),
-        T::Float16 => (TypeCode::Float, 16),
-        T::Float32 => (TypeCode::Float, 32),
-        T::Float64 => (TypeCode::Float, 64),
-        _ => return None,
-    };
+    let (code, bits, _) = NUMBERS.into_iter().find(|(.., known)| known == data_type)?;
     ElementType::new(code, bits, 1).ok()
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use terrane_core::Requirement;
-use terrane_layout::{LayoutBuilder, LayoutPlan};
+use terrane_layout::LayoutPlan;
 use terrane_plan::{GroupPlan, Plan, PlanRequest, TierKind};
 use terrane_storage::{DiskAllocator, DiskOptions, SystemAllocator, SystemOptions};
 use terrane_transfer::{Endpoint, Transfer, TransferManager};
@@ -12,6 +12,7 @@ use terrane_transfer::{Endpoint, Transfer, TransferManager};
 use crate::commands::files;
 use crate::commands::model::ModelArguments;
 use crate::error::{ExitStatus, Failure};
+use crate::measure;
 use crate::output::Output;
 use crate::table::wrap;
 
@@ -154,18 +155,16 @@ fn runs(layouts: &[(Tier, LayoutPlan)], group: &GroupPlan) -> Result<String, Fai
 }
 
 fn endpoint(tier: Tier, layout: &LayoutPlan) -> Result<Endpoint, Failure> {
-    let builder = LayoutBuilder::from_geometry(layout.geometry().clone());
-    let layout = if tier == Tier::Disk {
+    let geometry = layout.geometry();
+    if tier == Tier::Disk {
         // No data is written, so the file stays sparse.
         let options = DiskOptions { preallocate: Requirement::Off, ..DiskOptions::default() };
-        let disk = DiskAllocator::new(&std::env::temp_dir(), options)?;
-        builder.allocate(&disk).unregistered().build()?
+        measure::endpoint(geometry, &DiskAllocator::new(&std::env::temp_dir(), options)?)
     } else {
         let options = SystemOptions {
             first_touch: terrane_storage::FirstTouch::None,
             ..SystemOptions::default()
         };
-        builder.allocate(&SystemAllocator::new(options)).unregistered().build()?
-    };
-    Ok(Endpoint::new(layout)?)
+        measure::endpoint(geometry, &SystemAllocator::new(options))
+    }
 }

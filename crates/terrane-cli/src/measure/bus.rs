@@ -7,10 +7,9 @@ use terrane_cuda::{
     Context, CopyPath, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
     PinnedOptions,
 };
-use terrane_layout::{Geometry, LayoutBuilder};
 use terrane_transfer::{DeviceOrder, Endpoint, Transfer, TransferManager};
 
-use super::{Ids, Shape, seconds, some, timed};
+use super::{End, Ids, Shape, endpoint, seconds, some, timed};
 use crate::error::Failure;
 
 /// Blocks on a device and in pinned memory, in the layouts of both tiers, and contiguous on both sides.
@@ -23,8 +22,6 @@ pub(crate) struct Bus {
     other_pinned: Endpoint,
     contiguous: Endpoint,
     ids: Ids,
-    bytes: u64,
-    block_bytes: u64,
 }
 
 impl Bus {
@@ -35,23 +32,13 @@ impl Bus {
         let engine = DeviceEngine::new(&context, options)?;
         let device = DeviceAllocator::new(&context);
         let pinned = PinnedAllocator::new(&context, PinnedOptions::default())?;
-        let on_device = |geometry: &Geometry| -> Result<Endpoint, Failure> {
-            let builder = LayoutBuilder::from_geometry(geometry.clone()).allocate(&device);
-            Ok(Endpoint::new(builder.unregistered().build()?)?)
-        };
-        let on_host = |geometry: &Geometry| -> Result<Endpoint, Failure> {
-            let builder = LayoutBuilder::from_geometry(geometry.clone()).allocate(&pinned);
-            Ok(Endpoint::new(builder.unregistered().build()?)?)
-        };
         Ok(Self {
             manager: TransferManager::new([Arc::new(engine) as _]),
-            device: on_device(&shape.device)?,
-            pinned: on_host(&shape.host)?,
-            other_pinned: on_host(&shape.host)?,
-            contiguous: on_device(&shape.host)?,
+            device: endpoint(&shape.device, &device)?,
+            pinned: endpoint(&shape.host, &pinned)?,
+            other_pinned: endpoint(&shape.host, &pinned)?,
+            contiguous: endpoint(&shape.host, &device)?,
             ids: shape.ids(),
-            bytes: shape.bytes(),
-            block_bytes: shape.block_bytes(),
             context,
         })
     }
@@ -61,21 +48,10 @@ impl Bus {
         &self.context.device().name
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    pub(crate) fn block_bytes(&self) -> u64 {
-        self.block_bytes
-    }
-
-    pub(crate) fn blocks(&self) -> u32 {
-        u32::try_from(self.ids.0.len()).unwrap_or(u32::MAX)
-    }
-
     /// Copies all blocks: layers on the device, blocks in pinned memory.
     pub(crate) fn pass(&self, to_host: bool) -> Result<f64, Failure> {
-        self.pass_some(to_host, self.blocks())
+        let (ids, backwards) = &self.ids;
+        self.copy((&self.device, ids), (&self.pinned, backwards), to_host)
     }
 
     /// Copies the first blocks.
@@ -133,9 +109,6 @@ impl Bus {
         Ok(self.manager.explain(&transfer)?.path().into_owned())
     }
 }
-
-/// An endpoint and its blocks.
-type End<'a> = (&'a Endpoint, &'a [u32]);
 
 /// A transfer of blocks that no other work on the device uses.
 fn ordered((source, from): End<'_>, (destination, to): End<'_>) -> Transfer {

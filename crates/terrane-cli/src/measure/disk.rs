@@ -15,7 +15,7 @@ use terrane_transfer::{Endpoint, Transfer, TransferManager};
 
 use super::fio::{Pass, run};
 use super::host::system;
-use super::{Ids, Shape, seconds, some, transfer};
+use super::{End, Ids, Shape, seconds, some, transfer};
 use crate::error::Failure;
 
 /// Blocks in a file and in memory.
@@ -27,7 +27,6 @@ pub(crate) struct DiskCase {
     ids: Ids,
     path: TemporaryFile,
     blocks: u64,
-    block_bytes: u64,
     /// The bytes of a block in the file.
     stride: u64,
     depth: u32,
@@ -70,18 +69,9 @@ impl DiskCase {
             ids: shape.ids(),
             path,
             blocks: shape.blocks.into(),
-            block_bytes: shape.block_bytes(),
             stride,
             depth,
         })
-    }
-
-    pub(crate) fn bytes(&self) -> u64 {
-        self.blocks * self.block_bytes
-    }
-
-    pub(crate) fn block_bytes(&self) -> u64 {
-        self.block_bytes
     }
 
     /// The engine's path, as named in the manager's explanation.
@@ -91,34 +81,26 @@ impl DiskCase {
         Ok(self.manager.explain(&transfer)?.path().into_owned())
     }
 
-    pub(crate) fn blocks(&self) -> u32 {
-        u32::try_from(self.blocks).unwrap_or(u32::MAX)
-    }
-
     /// Copies all blocks.
     pub(crate) fn pass(&mut self, is_write: bool) -> Result<f64, Failure> {
-        self.pass_some(is_write, self.blocks())
+        let (ids, backwards) = &self.ids;
+        self.copy((&self.memory, backwards), (&self.file, ids), is_write)
     }
 
     /// Copies the first blocks.
     pub(crate) fn pass_some(&mut self, is_write: bool, blocks: u32) -> Result<f64, Failure> {
         let (ids, backwards) = some(&self.ids, blocks);
-        let (memory, file) = ((&self.memory, backwards), (&self.file, ids));
-        if is_write {
-            transfer(&self.manager, memory, file)
-        } else {
-            transfer(&self.manager, file, memory)
-        }
+        self.copy((&self.memory, backwards), (&self.file, ids), is_write)
     }
 
     /// Copies one block.
     pub(crate) fn one_block(&mut self, is_write: bool) -> Result<f64, Failure> {
-        let (memory, file): ((_, &[u32]), (_, &[u32])) = ((&self.memory, &[0]), (&self.file, &[1]));
-        if is_write {
-            transfer(&self.manager, memory, file)
-        } else {
-            transfer(&self.manager, file, memory)
-        }
+        self.copy((&self.memory, &[0]), (&self.file, &[1]), is_write)
+    }
+
+    fn copy(&self, memory: End<'_>, file: End<'_>, is_write: bool) -> Result<f64, Failure> {
+        let (source, destination) = if is_write { (memory, file) } else { (file, memory) };
+        transfer(&self.manager, source, destination)
     }
 
     /// Reads or writes the same bytes by threads, each with a part of the file, block by block. Uses direct I/O if

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::thread;
 
 use terrane_core::{Alignment, ByteCount, RegionRequest};
-use terrane_layout::{Geometry, LayoutBuilder};
+use terrane_layout::Geometry;
 use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_transfer::engines::{HostEngine, HostEngineOptions};
 use terrane_transfer::{Endpoint, TransferManager};
 
-use super::{Ids, Shape, seconds, some, transfer};
+use super::{Ids, Shape, endpoint, seconds, some, transfer};
 use crate::error::Failure;
 
 /// Blocks in the layout of a device and in the layout of the host, both in system memory.
@@ -44,25 +44,14 @@ impl HostCase {
         })
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    pub(crate) fn block_bytes(&self) -> u64 {
-        self.block_bytes
-    }
-
     pub(crate) fn threads(&self) -> usize {
         self.threads.get()
     }
 
-    pub(crate) fn blocks(&self) -> u32 {
-        u32::try_from(self.ids.0.len()).unwrap_or(u32::MAX)
-    }
-
     /// Copies from blocks to layers.
     pub(crate) fn load(&mut self) -> Result<f64, Failure> {
-        self.load_some(self.blocks())
+        let (ids, backwards) = &self.ids;
+        transfer(&self.manager, (&self.contiguous, ids), (&self.layers, backwards))
     }
 
     /// Copies the first blocks.
@@ -118,9 +107,7 @@ impl HostCase {
 
 /// Blocks in system memory.
 pub(super) fn system(geometry: &Geometry) -> Result<Endpoint, Failure> {
-    let allocator = SystemAllocator::new(SystemOptions::default());
-    let builder = LayoutBuilder::from_geometry(geometry.clone()).allocate(&allocator);
-    Ok(Endpoint::new(builder.unregistered().build()?)?)
+    endpoint(geometry, &SystemAllocator::new(SystemOptions::default()))
 }
 
 /// The limit of a first touch: memory that was touched before.

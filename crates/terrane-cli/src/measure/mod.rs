@@ -11,8 +11,10 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use terrane_core::convert::to_usize;
-use terrane_core::{Alignment, ByteCount, Limits};
-use terrane_layout::{BlockDimension, Geometry, LayoutConfig, LayoutKind, LayoutPlan};
+use terrane_core::{Alignment, Allocate, ByteCount, Limits};
+use terrane_layout::{
+    BlockDimension, Geometry, LayoutBuilder, LayoutConfig, LayoutKind, LayoutPlan,
+};
 use terrane_plan::{PlanRequest, TierKind};
 use terrane_transfer::{Endpoint, Transfer, TransferManager};
 
@@ -150,6 +152,9 @@ impl Shape {
 /// Block ids of both ends of a transfer.
 type Ids = (Vec<u32>, Vec<u32>);
 
+/// An endpoint and its blocks.
+type End<'a> = (&'a Endpoint, &'a [u32]);
+
 /// The first ids of both ends.
 fn some((source, destination): &Ids, blocks: u32) -> (&[u32], &[u32]) {
     let count = to_usize(blocks.into());
@@ -168,17 +173,26 @@ fn count(block: ByteCount, bytes: ByteCount) -> Result<u32, Failure> {
     }
 }
 
+/// Blocks in memory of an allocator.
+pub(crate) fn endpoint(
+    geometry: &Geometry,
+    allocator: &impl Allocate,
+) -> Result<Endpoint, Failure> {
+    let builder = LayoutBuilder::from_geometry(geometry.clone()).allocate(allocator);
+    Ok(Endpoint::new(builder.unregistered().build()?)?)
+}
+
 /// The seconds of a transfer, from submit to the end of the wait.
-pub(crate) fn transfer(
+fn transfer(
     manager: &TransferManager,
-    (source, from): (&Endpoint, &[u32]),
-    (destination, to): (&Endpoint, &[u32]),
+    (source, from): End<'_>,
+    (destination, to): End<'_>,
 ) -> Result<f64, Failure> {
     timed(manager, Transfer::new(source, destination).blocks(from, to))
 }
 
 /// The seconds of an existing transfer.
-pub(crate) fn timed(manager: &TransferManager, transfer: Transfer) -> Result<f64, Failure> {
+fn timed(manager: &TransferManager, transfer: Transfer) -> Result<f64, Failure> {
     seconds(|| {
         let completion = manager.submit(transfer, ()).map_err(|rejected| rejected.cause)?;
         completion.wait().result?;

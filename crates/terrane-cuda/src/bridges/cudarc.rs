@@ -82,7 +82,7 @@ impl CudarcStream {
     ///
     /// [`CudaError::WrongContext`] if it does not belong to the primary context of their device,
     /// [`CudaError::PerThreadStream`] for the per-thread default stream, [`CudaError::Driver`],
-    /// [`CudaError::DeviceLost`].
+    /// [`CudaError::ContextLost`].
     pub fn new(streams: &CudaStreams, stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
         let (handle, owner) = (stream.cu_stream().cast(), Arc::clone(stream));
         // SAFETY: `cudarc` destroys its own stream with the last owner, and this value is one
@@ -119,7 +119,7 @@ impl CudarcStream {
     ///
     /// [`CudaError::Unreachable`] for memory that the device cannot access, [`CudaError::Managed`]
     /// if the slice's manager has no streams, [`CudaError::UnknownStream`] if the slice was used on
-    /// a stream of other `CudaStreams`, [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// a stream of other `CudaStreams`, [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub fn read<'a, T: Pod, M: Memory>(
         &'a self,
         slice: &'a TrackedSlice<T, M>,

@@ -35,7 +35,7 @@ impl Stream {
     /// # Errors
     ///
     /// [`CudaError::Layer`] if the transfer failed before a layer was submitted, or does not move
-    /// it; [`CudaError::Driver`]; [`CudaError::DeviceLost`].
+    /// it; [`CudaError::Driver`]; [`CudaError::ContextLost`].
     pub fn wait_for_layers(
         &self,
         layers: &Layers,

@@ -213,7 +213,7 @@ impl DeviceEngine {
         for number in 0..3 {
             let (sender, jobs) = unbounded();
             let Some(completion_threads) = engine.completion_threads.clone() else { break };
-            let queue = DirectionQueue::new(&engine.shared, &of_all);
+            let queue = DirectionQueue::new(&of_all);
             let shared = Arc::clone(&engine.shared);
             let submit_thread =
                 SubmitThread::new(shared, Arc::clone(&queue), jobs, completion_threads);

@@ -105,36 +105,22 @@ pub enum BlockIds {
     Inline = 2,
 }
 
-impl GridLaunch {
+impl Default for GridLaunch {
     /// A copy without effect, to be filled in: one cell of no bytes.
-    pub const EMPTY: Self = Self {
-        pairs: 1,
-        layers: 1,
-        outers: 1,
-        rows: 1,
-        columns: 1,
-        reserved: 0,
-        bytes: 0,
-        source: LaunchEnd::AT_ZERO,
-        destination: LaunchEnd::AT_ZERO,
-        inline_blocks: [0; INLINE_BLOCKS],
-    };
-}
-
-impl LaunchEnd {
-    const AT_ZERO: Self = Self {
-        base: 0,
-        bases: 0,
-        bases_bits: 0,
-        blocks: 0,
-        block_ids: BlockIds::Identity,
-        first_inline: 0,
-        block_stride: 0,
-        layer_stride: 0,
-        outer_stride: 0,
-        row_stride: 0,
-        column_stride: 0,
-    };
+    fn default() -> Self {
+        Self {
+            pairs: 1,
+            layers: 1,
+            outers: 1,
+            rows: 1,
+            columns: 1,
+            reserved: 0,
+            bytes: 0,
+            source: LaunchEnd::default(),
+            destination: LaunchEnd::default(),
+            inline_blocks: [0; INLINE_BLOCKS],
+        }
+    }
 }
 
 // copy.cu asserts the same sizes.

@@ -92,7 +92,7 @@ impl Kernels {
     /// # Errors
     ///
     /// [`CudaError::KernelsRefused`] if the driver cannot compile them for the device,
-    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub fn load(context: &Context) -> Result<Self, CudaError> {
         let module = Module::load(context, PTX)?;
         let grid_copies = module.find(GRID_COPIES)?;
@@ -124,7 +124,7 @@ impl Kernels {
     ///
     /// [`CudaError::NoThreadBlocks`], [`CudaError::WrongContext`] for a stream of another context,
     /// [`CudaError::InlineBlocks`], [`CudaError::TooManyCells`]: nothing is submitted then.
-    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::Driver`], [`CudaError::ContextLost`].
     ///
     /// # Safety
     ///
@@ -164,7 +164,7 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// [`CudaError::KernelsRefused`], [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::KernelsRefused`], [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub fn figures(&self) -> Result<Vec<KernelFigures>, CudaError> {
         let mut figures = self.figures_of_copies()?;
         figures.extend(self.figures_of_all(sums::BLOCK_SUMS, &self.sums()?.functions)?);

@@ -25,7 +25,7 @@ impl Module {
     ///
     /// # Errors
     ///
-    /// [`CudaError::KernelsRefused`], [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::KernelsRefused`], [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub(super) fn load(context: &Context, ptx: &str) -> Result<Self, CudaError> {
         let raw = context.bound(|functions| load_module(functions, ptx))?;
         Ok(Self { context: context.clone(), raw })
@@ -35,7 +35,7 @@ impl Module {
     ///
     /// # Errors
     ///
-    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub(super) fn find(&self, names: [&CStr; 5]) -> Result<[CUfunction; 5], CudaError> {
         let mut found = [ptr::null_mut(); 5];
         self.context.bound(|functions| find_all(functions, self.raw, names, &mut found))?;

@@ -199,7 +199,7 @@ mod tests {
 
     fn grid(counts: [u32; 5], bytes: u64) -> GridLaunch {
         let [pairs, layers, outers, rows, columns] = counts;
-        GridLaunch { pairs, layers, outers, rows, columns, bytes, ..GridLaunch::EMPTY }
+        GridLaunch { pairs, layers, outers, rows, columns, bytes, ..GridLaunch::default() }
     }
 
     fn split(counts: [u32; 5], bytes: u64) -> (Split, u32) {

@@ -73,7 +73,7 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// [`CudaError::KernelsRefused`], [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::KernelsRefused`], [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub(crate) fn prepare_sums(&self) -> Result<(), CudaError> {
         self.sums().map(drop)
     }
@@ -92,7 +92,7 @@ impl Kernels {
     /// # Errors
     ///
     /// [`CudaError::NoThreadBlocks`], [`CudaError::WrongContext`], [`CudaError::KernelsRefused`]:
-    /// nothing is submitted then. [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// nothing is submitted then. [`CudaError::Driver`], [`CudaError::ContextLost`].
     ///
     /// # Safety
     ///

@@ -125,7 +125,7 @@ mod tests {
             bytes,
             source: end(bytes, u64::from(rows) * bytes),
             destination: end(u64::from(columns) * bytes, bytes),
-            ..GridLaunch::EMPTY
+            ..GridLaunch::default()
         }
     }
 

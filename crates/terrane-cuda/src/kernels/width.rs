@@ -116,7 +116,7 @@ mod tests {
             bytes: 64,
             source: end,
             destination: end,
-            ..GridLaunch::EMPTY
+            ..GridLaunch::default()
         };
         assert_eq!(aligned.width(), CopyWidth::Sixteen, "the address of a table does not count");
         let numbers: [fn(&mut GridLaunch) -> &mut u64; 8] = [
@@ -135,11 +135,11 @@ mod tests {
             assert_eq!(grid.width(), CopyWidth::Four, "{number}");
         }
         for of in &numbers[3..] {
-            let mut grid = GridLaunch { bytes: 64, ..GridLaunch::EMPTY };
+            let mut grid = GridLaunch { bytes: 64, ..GridLaunch::default() };
             *of(&mut grid) += 1;
             assert_eq!(grid.width(), CopyWidth::Sixteen, "a dimension of one has no stride");
         }
-        let mut grid = GridLaunch { bytes: 64, ..GridLaunch::EMPTY };
+        let mut grid = GridLaunch { bytes: 64, ..GridLaunch::default() };
         grid.source.block_stride = 2;
         grid.source.block_ids = BlockIds::Inline;
         assert_eq!(grid.width(), CopyWidth::Two, "a single block may have any id");

@@ -32,7 +32,7 @@ impl DeviceAllocator {
     ///
     /// [`CudaError::TooStrictlyAligned`] above 2 MiB; [`CudaError::TooLarge`] for more than the
     /// device's memory; [`CudaError::Driver`] with `CUDA_ERROR_OUT_OF_MEMORY` if less memory is
-    /// left; [`CudaError::DeviceLost`].
+    /// left; [`CudaError::ContextLost`].
     pub fn allocate_memory(&self, request: &RegionRequest) -> Result<DeviceMemory, CudaError> {
         check_request(&self.context, request)?;
         let context = self.context.clone();

@@ -30,21 +30,16 @@ pub struct DevicePool(Arc<Pool>);
 
 #[derive(Debug)]
 struct Pool {
-    raw: RawPool,
-    /// Destroyed after the pool, because fields drop in their order.
+    raw: CUmemoryPool,
+    context: Context,
+    /// The stream of memory that every stream may use.
     stream: Stream,
 }
 
-#[derive(Debug)]
-struct RawPool {
-    raw: CUmemoryPool,
-    context: Context,
-}
-
 // SAFETY: the driver accepts a pool's handle on any thread, and synchronises its calls.
-unsafe impl Send for RawPool {}
+unsafe impl Send for Pool {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for RawPool {}
+unsafe impl Sync for Pool {}
 
 impl DevicePool {
     /// Creates a pool that keeps up to `kept` bytes of freed memory. The driver's own default is
@@ -53,7 +48,7 @@ impl DevicePool {
     /// # Errors
     ///
     /// [`CudaError::DriverTooOld`] if the driver does not support pools; [`CudaError::Driver`] if
-    /// the device does not; [`CudaError::DeviceLost`].
+    /// the device does not; [`CudaError::ContextLost`].
     pub fn new(context: &Context, kept: ByteCount) -> Result<Self, CudaError> {
         let stream = Stream::new(context)?;
         let functions = context.driver().functions();
@@ -78,23 +73,23 @@ impl DevicePool {
             // SAFETY: the properties are read, and one handle is written.
             check("cuMemPoolCreate", unsafe { create(&raw mut raw, &raw const properties) })
         })?;
-        let raw = RawPool { raw, context: context.clone() };
+        let pool = Pool { raw, context: context.clone(), stream };
         let mut threshold = kept.get();
-        raw.attribute(
+        pool.attribute(
             CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
             &mut threshold,
             AttributeAccess::Set,
         )?;
-        Ok(Self(Arc::new(Pool { raw, stream })))
+        Ok(Self(Arc::new(pool)))
     }
 
     /// The bytes of device memory that the pool holds, in use or not.
     ///
     /// # Errors
     ///
-    /// [`CudaError::DriverTooOld`], [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::DriverTooOld`], [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub fn held(&self) -> Result<ByteCount, CudaError> {
-        self.0.raw.get(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+        self.0.get(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
     }
 
     /// The bytes that are in use.
@@ -103,7 +98,7 @@ impl DevicePool {
     ///
     /// As for [`held`](Self::held).
     pub fn in_use(&self) -> Result<ByteCount, CudaError> {
-        self.0.raw.get(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
+        self.0.get(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
     }
 
     /// Returns unused memory to the driver, until the pool has at most `kept` bytes. Waits for
@@ -114,12 +109,12 @@ impl DevicePool {
     /// As for [`held`](Self::held).
     pub fn trim(&self, kept: ByteCount) -> Result<(), CudaError> {
         self.0.stream.synchronize()?;
-        let context = &self.0.raw.context;
+        let context = &self.0.context;
         let trim =
             require(context, context.driver().functions().cuMemPoolTrimTo, "cuMemPoolTrimTo")?;
         context.bound(|_| {
             // SAFETY: the pool is alive.
-            check("cuMemPoolTrimTo", unsafe { trim(self.0.raw.raw, kept.to_usize()) })
+            check("cuMemPoolTrimTo", unsafe { trim(self.0.raw, kept.to_usize()) })
         })
     }
 
@@ -129,21 +124,10 @@ impl DevicePool {
     ///
     /// As for [`DeviceAllocator::allocate_memory`](crate::DeviceAllocator::allocate_memory).
     pub fn allocate_memory(&self, request: &RegionRequest) -> Result<DevicePoolMemory, CudaError> {
-        let pool = &self.0;
-        check_request(&pool.raw.context, request)?;
-        let length = request.bytes;
-        let owner = Arc::clone(pool);
-        if length.is_zero() {
-            let first = DeviceAddress::new(request.alignment.max(DRIVER_ALIGNMENT).get());
-            return Ok(DevicePoolMemory { pool: owner, base: None, first, length });
+        let memory = self.take(&self.0.stream, request)?;
+        if memory.base.is_some() {
+            memory.stream.synchronize()?;
         }
-        let stream = &pool.stream;
-        let take = |bytes| pool.take(bytes, stream);
-        let (base, first) = aligned(request, take, |base| pool.give(base, stream))?;
-        let first = DeviceAddress::new(first);
-        pool.raw.context.counters().pooled.add(length);
-        let memory = DevicePoolMemory { pool: owner, base: Some(base), first, length };
-        stream.synchronize()?;
         Ok(memory)
     }
 
@@ -178,41 +162,48 @@ impl DevicePool {
         stream: &Stream,
         request: &RegionRequest,
     ) -> Result<OrderedMemory, CudaError> {
+        self.0.check_stream(stream)?;
+        self.take(stream, request).map(OrderedMemory)
+    }
+
+    /// Allocates one region in the order of a stream of the pool's context.
+    fn take(
+        &self,
+        stream: &Stream,
+        request: &RegionRequest,
+    ) -> Result<DevicePoolMemory, CudaError> {
         let pool = &self.0;
-        let context = &pool.raw.context;
-        if !context.same(stream.context()) {
-            let device = context.device().id;
-            return Err(CudaError::WrongContext { what: "stream", device });
-        }
-        check_request(context, request)?;
-        let (base, first) = if request.bytes.is_zero() {
+        check_request(&pool.context, request)?;
+        let length = request.bytes;
+        let (base, first) = if length.is_zero() {
             (None, request.alignment.max(DRIVER_ALIGNMENT).get())
         } else {
-            let take = |bytes| pool.take(bytes, stream);
-            let (base, first) = aligned(request, take, |base| pool.give(base, stream))?;
+            let allocate = |bytes| pool.allocate(bytes, stream);
+            let (base, first) = aligned(request, allocate, |base| pool.free(base, stream))?;
+            pool.context.counters().pooled.add(length);
             (Some(base), first)
         };
-        if base.is_some() {
-            context.counters().pooled.add(request.bytes);
-        }
-        let memory = DevicePoolMemory {
-            pool: Arc::clone(pool),
-            base,
-            first: DeviceAddress::new(first),
-            length: request.bytes,
-        };
-        Ok(OrderedMemory { memory, stream: stream.clone() })
+        let (pool, stream) = (Arc::clone(pool), stream.clone());
+        Ok(DevicePoolMemory { pool, stream, base, first: DeviceAddress::new(first), length })
     }
 }
 
 impl Pool {
-    fn take(&self, bytes: ByteCount, stream: &Stream) -> Result<u64, CudaError> {
-        let context = &self.raw.context;
+    /// Refuses a stream of another context.
+    fn check_stream(&self, stream: &Stream) -> Result<(), CudaError> {
+        if self.context.same(stream.context()) {
+            return Ok(());
+        }
+        Err(CudaError::WrongContext { what: "stream", device: self.context.device().id })
+    }
+
+    fn allocate(&self, bytes: ByteCount, stream: &Stream) -> Result<u64, CudaError> {
+        let context = &self.context;
         let allocate = context.driver().functions().cuMemAllocFromPoolAsync;
         let allocate = require(context, allocate, "cuMemAllocFromPoolAsync")?;
         let mut address = 0;
         context.bound(|_| {
-            let (pool, stream) = (self.raw.raw, stream.raw());
+            let (pool, stream) = (self.raw, stream.raw());
             // SAFETY: pool and stream are alive; one address is written.
             let code = unsafe { allocate(&raw mut address, bytes.to_usize(), pool, stream) };
             check("cuMemAllocFromPoolAsync", code)
@@ -220,8 +211,8 @@ impl Pool {
         Ok(address)
     }
 
-    fn give(&self, base: u64, stream: &Stream) {
-        let context = &self.raw.context;
+    fn free(&self, base: u64, stream: &Stream) {
+        let context = &self.context;
         context.bound_in_drop(|functions| {
             let free = require(context, functions.cuMemFreeAsync, "cuMemFreeAsync")?;
             // SAFETY: it was allocated here, before all later work of the stream. Only work that
@@ -229,14 +220,7 @@ impl Pool {
             check("cuMemFreeAsync", unsafe { free(base, stream.raw()) })
         });
     }
-}
 
-enum AttributeAccess {
-    Get,
-    Set,
-}
-
-impl RawPool {
     fn get(&self, attribute: CUmemPool_attribute) -> Result<ByteCount, CudaError> {
         let mut value = 0;
         self.attribute(attribute, &mut value, AttributeAccess::Get)?;
@@ -264,6 +248,11 @@ impl RawPool {
     }
 }
 
+enum AttributeAccess {
+    Get,
+    Set,
+}
+
 /// A function that the driver may lack.
 fn require<F>(
     context: &Context,
@@ -274,7 +263,7 @@ fn require<F>(
     function.ok_or_else(|| CudaError::DriverTooOld { symbol, version: version() })
 }
 
-impl Drop for RawPool {
+impl Drop for Pool {
     fn drop(&mut self) {
         self.context.bound_in_drop(|functions| {
             let destroy = require(&self.context, functions.cuMemPoolDestroy, "cuMemPoolDestroy")?;
@@ -290,19 +279,19 @@ unsafe impl Allocate for DevicePool {
     type Memory = DevicePoolMemory;
 
     fn kind(&self) -> StorageKind {
-        self.0.raw.context.kind()
+        self.0.context.kind()
     }
 
     fn limits(&self) -> Limits {
         Limits {
             alignment: DRIVER_ALIGNMENT,
             granule: Alignment::BYTE,
-            largest_region: Some(self.0.raw.context.device().memory),
+            largest_region: Some(self.0.context.device().memory),
         }
     }
 
     fn allocate(&self, request: &RegionRequest) -> Result<DevicePoolMemory, AllocateError> {
-        self.allocate_memory(request).map_err(|error| refusal(&self.0.raw.context, error, request))
+        self.allocate_memory(request).map_err(|error| refusal(&self.0.context, error, request))
     }
 }
 
@@ -325,6 +314,8 @@ impl TrimUpstream for DevicePool {
 #[derive(Debug)]
 pub struct DevicePoolMemory {
     pool: Arc<Pool>,
+    /// The stream on which it is freed.
+    stream: Stream,
     /// The pool's allocation; `None` for no bytes.
     base: Option<u64>,
     /// The first byte, at the requested alignment.
@@ -344,11 +335,11 @@ impl DevicePoolMemory {
 // value drops, wherever the value moves. The allocation on the stream has completed.
 unsafe impl Memory for DevicePoolMemory {
     fn kind(&self) -> StorageKind {
-        self.pool.raw.context.kind()
+        self.pool.context.kind()
     }
 
     fn location(&self) -> Location {
-        Location::Device { device: self.pool.raw.context.device().id, address: self.first }
+        Location::Device { device: self.pool.context.device().id, address: self.first }
     }
 
     fn length(&self) -> ByteCount {
@@ -359,8 +350,8 @@ unsafe impl Memory for DevicePoolMemory {
 impl Drop for DevicePoolMemory {
     fn drop(&mut self) {
         if let Some(base) = self.base {
-            self.pool.raw.context.counters().pooled.subtract(self.length);
-            self.pool.give(base, &self.pool.stream);
+            self.pool.context.counters().pooled.subtract(self.length);
+            self.pool.free(base, &self.stream);
         }
     }
 }
@@ -372,36 +363,31 @@ impl Drop for DevicePoolMemory {
 /// other streams must be complete, or the stream must wait for them ([`Stream::wait_for`]).
 #[derive(Debug)]
 #[must_use = "a dropped value is freed in the order of its stream"]
-pub struct OrderedMemory {
-    /// The drop takes the base address, so that the memory is not freed a second time on the pool's
-    /// stream.
-    memory: DevicePoolMemory,
-    stream: Stream,
-}
+pub struct OrderedMemory(DevicePoolMemory);
 
 impl OrderedMemory {
     /// The address of the first byte.
     #[must_use]
     pub const fn address(&self) -> DeviceAddress {
-        self.memory.first
+        self.0.first
     }
 
     /// The location of the first byte, for work in the order of the stream.
     #[must_use]
     pub fn location(&self) -> Location {
-        self.memory.location()
+        self.0.location()
     }
 
     /// The length in bytes.
     #[must_use]
     pub const fn length(&self) -> ByteCount {
-        self.memory.length
+        self.0.length
     }
 
     /// The stream on which it is freed.
     #[must_use]
     pub const fn stream(&self) -> &Stream {
-        &self.stream
+        &self.0.stream
     }
 
     /// Frees it in the order of another stream. That stream must already wait for every use on
@@ -412,12 +398,8 @@ impl OrderedMemory {
     /// [`CudaError::WrongContext`] if that stream belongs to another device. The memory is then
     /// freed on its own stream.
     pub fn free_on(mut self, stream: &Stream) -> Result<(), CudaError> {
-        let context = &self.memory.pool.raw.context;
-        if !context.same(stream.context()) {
-            let device = context.device().id;
-            return Err(CudaError::WrongContext { what: "stream", device });
-        }
-        self.stream = stream.clone();
+        self.0.pool.check_stream(stream)?;
+        self.0.stream = stream.clone();
         Ok(())
     }
 
@@ -425,21 +407,11 @@ impl OrderedMemory {
     ///
     /// # Errors
     ///
-    /// [`CudaError::DeviceLost`] or [`CudaError::Driver`]; the memory is then freed.
-    pub fn settle(mut self) -> Result<DevicePoolMemory, CudaError> {
-        self.stream.synchronize()?;
-        let DevicePoolMemory { pool, base, first, length } = &mut self.memory;
-        let (pool, first, length) = (Arc::clone(pool), *first, *length);
-        Ok(DevicePoolMemory { pool, base: base.take(), first, length })
-    }
-}
-
-impl Drop for OrderedMemory {
-    fn drop(&mut self) {
-        if let Some(base) = self.memory.base.take() {
-            let pool = &self.memory.pool;
-            pool.raw.context.counters().pooled.subtract(self.memory.length);
-            pool.give(base, &self.stream);
-        }
+    /// [`CudaError::ContextLost`] or [`CudaError::Driver`]; the memory is then freed.
+    pub fn settle(self) -> Result<DevicePoolMemory, CudaError> {
+        let Self(mut memory) = self;
+        memory.stream.synchronize()?;
+        memory.stream = memory.pool.stream.clone();
+        Ok(memory)
     }
 }

@@ -27,7 +27,7 @@ use crate::runtime::usage::{Counters, ResourceUsage};
 /// [`CudaError::Forked`], and drops free nothing.
 ///
 /// Some driver codes mean that [the context is lost](DriverCode::loses_context). A call that gets
-/// such a code returns [`CudaError::DeviceLost`], and the context stores the first such code
+/// such a code returns [`CudaError::ContextLost`], and the context stores the first such code
 /// ([`lost`](Self::lost)). A drop cannot return an error: its failure is counted
 /// ([`failed_drops`](Self::failed_drops)) and traced. It is never reported to a later caller.
 #[derive(Clone)]
@@ -99,7 +99,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub fn memory(&self) -> Result<(ByteCount, ByteCount), CudaError> {
         let (mut free, mut total) = (0, 0);
         self.bound(|functions| {
@@ -182,7 +182,7 @@ impl Context {
     /// # Errors
     ///
     /// [`CudaError::NotDeviceMemory`] if they are not within one allocation;
-    /// [`CudaError::DeviceLost`].
+    /// [`CudaError::ContextLost`].
     pub fn device_span(
         &self,
         address: DeviceAddress,
@@ -190,7 +190,7 @@ impl Context {
     ) -> Result<Span, CudaError> {
         let device = self.device().id;
         let refused = || CudaError::NotDeviceMemory { address: address.get(), length, device };
-        let answer = |error: CudaError| if error.is_device_lost() { error } else { refused() };
+        let answer = |error: CudaError| if error.is_context_lost() { error } else { refused() };
         let end = address.checked_add(length).ok_or_else(refused)?.get();
         let mut at = address;
         let mut piece_end = self.allocation_end(at).map_err(answer)?;
@@ -208,7 +208,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// Any error but [`CudaError::DeviceLost`] if no allocation contains the address.
+    /// Any error but [`CudaError::ContextLost`] if no allocation contains the address.
     fn allocation_end(&self, address: DeviceAddress) -> Result<u64, CudaError> {
         let device = self.device().id;
         let ask = |attribute| self.pointer_attribute(address, attribute);
@@ -231,7 +231,7 @@ impl Context {
     fn is_mapped(&self, address: DeviceAddress) -> Result<bool, CudaError> {
         // A driver that does not know an attribute has no such memory.
         let ask = |attribute, otherwise| match self.pointer_attribute(address, attribute) {
-            Err(error) if error.is_device_lost() => Err(error),
+            Err(error) if error.is_context_lost() => Err(error),
             answer => Ok(answer.unwrap_or(otherwise)),
         };
         let shared = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
@@ -244,7 +244,7 @@ impl Context {
     /// # Errors
     ///
     /// [`CudaError::Driver`] for an address that the driver does not know;
-    /// [`CudaError::DeviceLost`].
+    /// [`CudaError::ContextLost`].
     pub(crate) fn pointer_attribute(
         &self,
         address: DeviceAddress,
@@ -268,7 +268,7 @@ impl Context {
         call: impl FnOnce(&'static Functions) -> Result<T, CudaError>,
     ) -> Result<T, CudaError> {
         let result = self.0.bound(call);
-        if let Err(CudaError::DeviceLost { code, .. }) = &result {
+        if let Err(CudaError::ContextLost { code, .. }) = &result {
             // The first error is returned: it is the nearest to the cause.
             let _ =
                 self.0.lost.compare_exchange(0, code.get(), Ordering::Relaxed, Ordering::Relaxed);
@@ -299,7 +299,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub(crate) fn reach_peer(&self, peer: &Self) -> Result<bool, CudaError> {
         /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`: another caller enabled it, with the same
         /// effect.

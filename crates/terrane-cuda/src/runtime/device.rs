@@ -26,7 +26,7 @@ use crate::error::{CudaError, check};
 /// # Errors
 ///
 /// [`CudaError::LibraryMissing`], [`CudaError::DriverTooOld`] with the missing function,
-/// [`CudaError::NoDevice`], [`CudaError::DeviceLost`], [`CudaError::Forked`], or
+/// [`CudaError::NoDevice`], [`CudaError::ContextLost`], [`CudaError::Forked`], or
 /// [`CudaError::Driver`] with the driver's code.
 pub fn probe() -> Result<Availability, CudaError> {
     let driver = Driver::load()?;
@@ -117,7 +117,7 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// [`CudaError::NoDevice`], [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::NoDevice`], [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub fn devices(self) -> Result<Vec<Device>, CudaError> {
         (0..self.device_count()?).map(|ordinal| self.device(DeviceId::new(ordinal))).collect()
     }

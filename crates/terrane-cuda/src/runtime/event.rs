@@ -76,7 +76,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub fn new(context: &Context, timing: Timing) -> Result<Self, CudaError> {
         let kind = if timing == Timing::On { EventKind::Timed } else { EventKind::Waited };
         Self::with_kind(context, kind, NEW)
@@ -119,7 +119,7 @@ impl Event {
     /// # Errors
     ///
     /// [`CudaError::WrongContext`] if the stream belongs to another device, [`CudaError::Driver`],
-    /// [`CudaError::DeviceLost`]. After an error the event proves nothing until it is recorded
+    /// [`CudaError::ContextLost`]. After an error the event proves nothing until it is recorded
     /// again.
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // Set before the call: a concurrent query must not report that all work has run.
@@ -181,7 +181,7 @@ impl Event {
     /// # Errors
     ///
     /// [`CudaError::NotRecorded`] if the last record failed, [`CudaError::Driver`],
-    /// [`CudaError::DeviceLost`].
+    /// [`CudaError::ContextLost`].
     pub fn is_complete(&self) -> Result<bool, CudaError> {
         if !self.is_outstanding()? {
             return Ok(true);

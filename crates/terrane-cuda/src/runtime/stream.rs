@@ -62,7 +62,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         Self::with_priority(context, StreamPriority::Default)
     }
@@ -154,7 +154,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`CudaError::DeviceLost`] or [`CudaError::Driver`], also for errors of earlier work.
+    /// [`CudaError::ContextLost`] or [`CudaError::Driver`], also for errors of earlier work.
     pub fn is_idle(&self) -> Result<bool, CudaError> {
         self.context().bound(|functions| {
             // SAFETY: the stream is alive.
@@ -168,7 +168,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub(crate) fn is_captured(&self) -> Result<bool, CudaError> {
         self.context().bound(|functions| {
             let Some(ask) = functions.cuStreamIsCapturing else { return Ok(false) };
@@ -203,7 +203,7 @@ impl Stream {
     /// # Errors
     ///
     /// [`CudaError::NotRecorded`] if the event's last record failed, [`CudaError::Driver`],
-    /// [`CudaError::DeviceLost`].
+    /// [`CudaError::ContextLost`].
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         if !event.is_recorded()? {
             return Ok(());
@@ -221,7 +221,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::Driver`], [`CudaError::ContextLost`].
     ///
     /// # Safety
     ///
@@ -241,7 +241,7 @@ impl Stream {
     /// # Errors
     ///
     /// [`CudaError::Unreachable`] for a position in a file, [`CudaError::Driver`],
-    /// [`CudaError::DeviceLost`].
+    /// [`CudaError::ContextLost`].
     ///
     /// # Safety
     ///

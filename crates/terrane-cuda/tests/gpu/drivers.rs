@@ -91,7 +91,7 @@ fn a_driver_without_devices_is_an_error() {
             Context::primary(DeviceId::new(7)).unwrap_err(),
         ] {
             assert!(matches!(error, CudaError::NoDevice), "{error:?}");
-            assert!(error.is_unavailable() && !error.is_device_lost());
+            assert!(error.is_unavailable() && !error.is_context_lost());
             assert_eq!(error.code(), Some(DriverCode::NO_DEVICE));
             assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES"), "{error}");
         }
@@ -150,7 +150,7 @@ fn a_probe_reports_a_lost_device_and_other_refusals() {
         let driver = SimulatedCuda::find().unwrap();
         driver.fail("cuDeviceGetName", 0, 719);
         let error = probe().unwrap_err();
-        assert!(error.is_device_lost() && !error.is_unavailable(), "{error}");
+        assert!(error.is_context_lost() && !error.is_unavailable(), "{error}");
         assert_eq!(error.code(), Some(DriverCode::new(719)));
         assert!(error.to_string().contains("cuDeviceGetName"), "{error}");
         // A driver that is installed and does not work, for example while the system boots.

@@ -55,20 +55,17 @@ fn flags(context: &Context, options: PinnedOptions) -> u32 {
 }
 
 #[test]
-fn memory_is_write_combined_only_on_request() {
+fn the_drivers_memory_is_portable_mapped_and_cached() {
     /// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTALLOC_DEVICEMAP`.
     const USUAL: u32 = 3;
     /// `CU_MEMHOSTALLOC_WRITECOMBINED`.
     const WRITE_COMBINED: u32 = 4;
-    let name = "memory_is_write_combined_only_on_request";
+    let name = "the_drivers_memory_is_portable_mapped_and_cached";
     let Some(context) = device(name, LITTLE) else { return };
     CudaContext::new(0).unwrap().bind_to_thread().unwrap();
     let of_driver = PinnedOptions { registration: Requirement::Off, ..PinnedOptions::default() };
-    let asked = PinnedOptions { is_write_combined: true, ..PinnedOptions::default() };
     let found = flags(&context, of_driver);
     assert_eq!(found & (WRITE_COMBINED | USUAL), USUAL, "{found:#x}");
-    let found = flags(&context, asked);
-    assert_eq!(found & WRITE_COMBINED, WRITE_COMBINED, "{found:#x}");
 }
 
 /// Memory that the driver allocates is not bound to nodes, and has no huge pages. A preference for
@@ -78,36 +75,26 @@ fn requests_that_the_driver_ignores_are_reported_or_an_error() {
     let name = "requests_that_the_driver_ignores_are_reported_or_an_error";
     let Some(context) = device(name, LITTLE) else { return };
     let request = RegionRequest::new(ByteCount::mib(2));
-    let allocate = |bound, huge, is_write_combined| {
+    let allocate = |bound, huge| {
         let system =
             SystemOptions { huge_pages: HugePages::Transparent(huge), ..SystemOptions::default() };
         let numa = PinnedNuma::Policy(NumaPolicy::Bind(NodeId::new(0), bound));
-        let registration =
-            if is_write_combined { Requirement::Preferred } else { Requirement::Off };
-        let options = PinnedOptions {
-            system,
-            numa,
-            registration,
-            is_write_combined,
-            ..PinnedOptions::default()
-        };
+        let registration = Requirement::Off;
+        let options = PinnedOptions { system, numa, registration, ..PinnedOptions::default() };
         PinnedAllocator::new(&context, options).unwrap().allocate(&request)
     };
-    for is_write_combined in [false, true] {
-        let memory =
-            allocate(Requirement::Preferred, Requirement::Preferred, is_write_combined).unwrap();
-        let report = memory.capabilities();
-        for capability in [Capability::NumaBinding, Capability::TransparentHugePages] {
-            let status = report.status(&capability);
-            assert!(matches!(status, Some(CapabilityStatus::Refused(_))), "{capability}: {report}");
-        }
-        drop(memory);
-        for (bound, huge) in
-            [(Requirement::Required, Requirement::Off), (Requirement::Off, Requirement::Required)]
-        {
-            let error = allocate(bound, huge, is_write_combined).unwrap_err();
-            assert!(matches!(error, AllocateError::Capability { .. }), "{error}");
-        }
-        assert_eq!(context.usage().host, ResourceCount::default());
+    let memory = allocate(Requirement::Preferred, Requirement::Preferred).unwrap();
+    let report = memory.capabilities();
+    for capability in [Capability::NumaBinding, Capability::TransparentHugePages] {
+        let status = report.status(&capability);
+        assert!(matches!(status, Some(CapabilityStatus::Refused(_))), "{capability}: {report}");
     }
+    drop(memory);
+    for (bound, huge) in
+        [(Requirement::Required, Requirement::Off), (Requirement::Off, Requirement::Required)]
+    {
+        let error = allocate(bound, huge).unwrap_err();
+        assert!(matches!(error, AllocateError::Capability { .. }), "{error}");
+    }
+    assert_eq!(context.usage().host, ResourceCount::default());
 }

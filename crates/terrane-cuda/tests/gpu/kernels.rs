@@ -149,7 +149,7 @@ impl Bench {
             bytes: case.bytes,
             source: self.end(&case.source, source.address(), &mut inline, &mut keep),
             destination: self.end(&case.destination, destination.address(), &mut inline, &mut keep),
-            ..GridLaunch::EMPTY
+            ..GridLaunch::default()
         };
         grid.inline_blocks[..inline.len()].copy_from_slice(&inline);
         // SAFETY: all memory is alive until the stream has been synchronised, and no other code
@@ -287,7 +287,7 @@ fn offsets_beyond_four_gib_are_reached() {
     };
     let scattered =
         LaunchEnd { base: far.address().get(), block_stride: stride, ..LaunchEnd::default() };
-    let grid = GridLaunch { pairs: 2, bytes: 4096, ..GridLaunch::EMPTY };
+    let grid = GridLaunch { pairs: 2, bytes: 4096, ..GridLaunch::default() };
     let there = GridLaunch { source: packed(&near), destination: scattered, ..grid };
     let and_back = GridLaunch { source: scattered, destination: packed(&back), ..grid };
     for grid in [&there, &and_back] {
@@ -336,7 +336,7 @@ fn an_invalid_launch_is_refused_and_writes_nothing() {
         bytes: 64,
         source: end(&source),
         destination: end(&destination),
-        ..GridLaunch::EMPTY
+        ..GridLaunch::default()
     };
     let refusal = |grid: &GridLaunch, thread_blocks| {
         // SAFETY: a refused launch has no effect, and any other has 64 bytes at both ends.

@@ -75,15 +75,15 @@ fn every_call_reports_a_lost_context_and_drops_do_not_panic() {
         let error = stream.synchronize().unwrap_err();
         eprintln!("{error}");
         let illegal_address = DriverCode::new(700);
-        assert!(error.is_device_lost(), "{error}");
+        assert!(error.is_context_lost(), "{error}");
         assert_eq!(error.code(), Some(illegal_address));
         assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
         assert_eq!(context.lost(), Some(illegal_address));
 
-        assert!(stream.is_idle().unwrap_err().is_device_lost());
-        assert!(Event::new(&context, Timing::Off).unwrap_err().is_device_lost());
-        assert!(Stream::new(&context).unwrap_err().is_device_lost());
-        assert!(event.record(&stream).unwrap_err().is_device_lost());
+        assert!(stream.is_idle().unwrap_err().is_context_lost());
+        assert!(Event::new(&context, Timing::Off).unwrap_err().is_context_lost());
+        assert!(Stream::new(&context).unwrap_err().is_context_lost());
+        assert!(event.record(&stream).unwrap_err().is_context_lost());
         assert!(matches!(event.is_complete(), Err(CudaError::NotRecorded)));
         assert!(fence.record(id).is_err());
         assert!(fence.wait(Duration::from_secs(1)).is_err(), "it proves nothing");

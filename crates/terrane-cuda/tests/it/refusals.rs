@@ -34,7 +34,7 @@ fn every_entry_point_names_the_missing_library() {
     ];
     for refusal in refusals {
         assert!(refusal.is_unavailable(), "{refusal}");
-        assert!(!refusal.is_device_lost());
+        assert!(!refusal.is_context_lost());
         assert_eq!(refusal.code(), None);
         let CudaError::LibraryMissing { library, .. } = &refusal else {
             panic!("{refusal:?}");

@@ -34,21 +34,10 @@ pub struct TensorExport {
     device: TensorDevice,
     read_only: bool,
     by_offset: bool,
-    release: Release,
+    /// The consumer's work that must complete before the release; `None` if it was not stated.
+    consumer: Option<ConsumerWork>,
     ticket: Option<Ticket>,
     guards: SmallVec<[Box<dyn Any + Send>; 2]>,
-}
-
-/// The signal that the consumer has finished with the memory.
-#[derive(Debug)]
-enum Release {
-    /// No signal except the call of the deleter.
-    Unstated,
-    /// The call of the deleter, as the exporter guaranteed.
-    WhenDone,
-    /// A stream, after the call of the deleter.
-    #[cfg(feature = "cuda")]
-    After(Stream),
 }
 
 impl TensorExport {
@@ -85,7 +74,7 @@ impl TensorExport {
             device,
             read_only: false,
             by_offset: false,
-            release: Release::Unstated,
+            consumer: None,
             ticket: None,
             guards: SmallVec::new(),
         })
@@ -178,7 +167,7 @@ impl TensorExport {
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn released_after(self, consumer: Stream) -> Self {
-        Self { release: Release::After(consumer), ..self }
+        Self { consumer: Some(ConsumerWork::On(consumer)), ..self }
     }
 
     /// States that the consumer has finished with the memory when it calls the deleter.
@@ -189,7 +178,7 @@ impl TensorExport {
     /// memory must have completed.
     #[must_use]
     pub unsafe fn released_when_done(self) -> Self {
-        Self { release: Release::WhenDone, ..self }
+        Self { consumer: Some(ConsumerWork::Finished), ..self }
     }
 
     /// The shape of the tensor, with its element type.
@@ -252,14 +241,11 @@ impl TensorExport {
     }
 
     fn into_parts(self, flags: u64) -> Result<(Kept, Parts), ExportError> {
-        let Self { region, shape, device, by_offset, release, guards, .. } = self;
-        let consumer = match (release, region.kind()) {
-            #[cfg(feature = "cuda")]
-            (Release::After(stream), _) => ConsumerWork::On(stream),
-            (Release::WhenDone, _) | (Release::Unstated, StorageKind::System) => {
-                ConsumerWork::Finished
-            }
-            (Release::Unstated, kind) => return Err(ExportError::ReleaseNotStated { kind }),
+        let Self { region, shape, device, by_offset, consumer, guards, .. } = self;
+        let consumer = match (consumer, region.kind()) {
+            (Some(stated), _) => stated,
+            (None, StorageKind::System) => ConsumerWork::Finished,
+            (None, kind) => return Err(ExportError::ReleaseNotStated { kind }),
         };
         let whole = Region::from_arc(Arc::clone(region.memory()));
         let (first, byte_offset) = match by_offset {
@@ -305,7 +291,7 @@ impl fmt::Debug for TensorExport {
             .field("region", &self.region)
             .field("shape", &self.shape)
             .field("read_only", &self.read_only)
-            .field("release", &self.release)
+            .field("consumer", &self.consumer)
             .finish_non_exhaustive()
     }
 }

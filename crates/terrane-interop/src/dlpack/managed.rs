@@ -121,11 +121,21 @@ impl<S: Structure> ManagedTensor<S> {
     pub fn into_raw(self) -> NonNull<S> {
         ManuallyDrop::new(self).0
     }
+
+    /// Takes back a structure that no consumer has taken.
+    ///
+    /// # Safety
+    ///
+    /// [`into_raw`](Self::into_raw) returned the pointer. No other code calls its deleter.
+    #[must_use]
+    pub unsafe fn from_raw(tensor: NonNull<S>) -> Self {
+        Self(tensor)
+    }
 }
 
 impl<S: Structure> Drop for ManagedTensor<S> {
     fn drop(&mut self) {
-        // SAFETY: `new` created it, and `into_raw` does not drop it.
+        // SAFETY: `new` created it, and this value alone owns it: `into_raw` gives it away.
         unsafe { S::release(self.0) };
     }
 }

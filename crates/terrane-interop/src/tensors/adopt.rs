@@ -1,6 +1,5 @@
 //! Adopts the tensors of an engine as a layout.
 
-use terrane_core::ByteCount;
 use terrane_layout::state::{Adopted, NeedsRegistration};
 use terrane_layout::{
     Axis, Geometry, LayoutBuilder, LayoutConfig, LayoutKind, SectionName, TensorAxis,
@@ -54,66 +53,21 @@ pub enum KvTensors<'a> {
 ///
 /// [`KvError`] names the tensor, the axis, the expected value and the actual value. Strides that
 /// are not nested, or layers at unequal distances, are [`KvError::Strided`]. Gaps between elements
-/// that no other tensor fills are [`KvError::Memory`]: see [`adopt_kv_with_gaps`].
+/// that no other tensor fills are [`KvError::Memory`]. If you know who uses the gaps, pass
+/// [`ImportedTensor::memory_with_gaps`] to [`StridedTensor::from_memory`] and [`adopt_strided`].
 pub fn adopt_kv(
     config: &LayoutConfig,
     axis_order: &KvAxisOrder,
     tensors: KvTensors<'_>,
-) -> Result<LayoutBuilder<NeedsRegistration<Adopted>>, KvError> {
-    adopt(config, axis_order, tensors, &|tensor| {
-        StridedTensor::from_imported(tensor).map_err(|source| KvError::Strided { source })
-    })
-}
-
-/// Like [`adopt_kv`], including the bytes between the elements of each tensor.
-///
-/// # Errors
-///
-/// As for [`adopt_kv`].
-///
-/// # Safety
-///
-/// While the layout lives, the bytes between the elements of each tensor obey the same rules as the
-/// elements. They are part of the same live allocation, and initialised if they are on the host. Their
-/// pages are not discarded or replaced.
-/// All code that uses them synchronises with the users of the layout.
-pub unsafe fn adopt_kv_with_gaps(
-    config: &LayoutConfig,
-    axis_order: &KvAxisOrder,
-    tensors: KvTensors<'_>,
-) -> Result<LayoutBuilder<NeedsRegistration<Adopted>>, KvError> {
-    let named = in_order(config, axis_order, tensors)?;
-    adopt(config, axis_order, tensors, &|tensor| {
-        // SAFETY: the caller's promise.
-        let memory = unsafe { tensor.memory_with_gaps() }.map_err(|source| {
-            let name = named.iter().find(|(_, other)| other.is(tensor));
-            KvError::Memory { tensor: name.map_or(TensorName::Layer(0), |&(name, _)| name), source }
-        })?;
-        let shape = tensor.shape();
-        let width = shape.element().width().map_or(0, ByteCount::get);
-        let width = u32::try_from(width).unwrap_or(0);
-        let (sizes, strides) = (shape.sizes().iter().copied(), shape.strides().iter().copied());
-        StridedTensor::from_memory(memory, width, sizes, strides)
-            .map_err(|source| KvError::Strided { source })
-    })
-}
-
-/// The conversion of a tensor for the adoption.
-type ToTensor<'a> = &'a dyn Fn(&ImportedTensor) -> Result<StridedTensor, KvError>;
-
-fn adopt(
-    config: &LayoutConfig,
-    axis_order: &KvAxisOrder,
-    tensors: KvTensors<'_>,
-    to_tensor: ToTensor<'_>,
 ) -> Result<LayoutBuilder<NeedsRegistration<Adopted>>, KvError> {
     let tensors = in_order(config, axis_order, tensors)?;
     check_alike(&tensors)?;
     for &(tensor, imported) in &tensors {
         check_sizes(tensor, imported, config, axis_order)?;
     }
-    let strided = tensors.iter().map(|(_, imported)| to_tensor(imported));
-    let strided = strided.collect::<Result<Vec<_>, _>>()?;
+    let strided = tensors.iter().map(|(_, imported)| StridedTensor::from_imported(imported));
+    let strided = strided.collect::<Result<Vec<_>, _>>();
+    let strided = strided.map_err(|source| KvError::Strided { source })?;
     let width = strided.first().map_or(1, |tensor| tensor.element_bytes);
     let form = strided_form(config, axis_order, width)?;
     adopt_strided(&form, &strided).map_err(|source| match source {

@@ -51,7 +51,7 @@ mod strided_error;
 mod strides;
 mod views;
 
-pub use adopt::{KvTensors, adopt_kv, adopt_kv_with_gaps};
+pub use adopt::{KvTensors, adopt_kv};
 pub use axis_order::{InvalidAxisOrder, KvAxis, KvAxisOrder};
 pub use error::{KvError, TensorName};
 pub use strided::{StridedForm, StridedTensor};

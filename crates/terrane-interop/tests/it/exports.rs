@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use terrane_core::{Alignment, ByteCount, Location, Memory, StorageKind};
 use terrane_interop::dlpack::{
-    ElementType, ExportError, ImportedTensor, Importer, TensorExport, TensorShape,
+    ElementType, ExportError, ImportedTensor, Importer, ManagedTensor, TensorExport, TensorShape,
 };
 use terrane_interop::tensors::{KvAxisOrder, kv_tensors};
 use terrane_layout::{BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
@@ -208,6 +208,19 @@ fn a_block_is_held_until_the_last_of_its_tensors_has_gone() {
     for _ in 0..2 {
         assert!(is_conflict(&end.hold_for_read(&[1]).unwrap_err()));
         drop(tensors.pop());
+    }
+    drop(end.hold_for_write(&[1]).unwrap());
+}
+
+#[test]
+fn a_tensor_that_no_consumer_took_is_taken_back() {
+    let end = endpoint(&HeapAllocator::system());
+    let export = TensorExport::of_block(&end, 1, ElementType::U8, Access::Write).unwrap();
+    for tensor in export {
+        let tensor = tensor.into_legacy().unwrap().into_raw();
+        assert!(is_conflict(&end.hold_for_read(&[1]).unwrap_err()));
+        // SAFETY: it was returned just now, and no other code has it.
+        drop(unsafe { ManagedTensor::from_raw(tensor) });
     }
     drop(end.hold_for_write(&[1]).unwrap());
 }

@@ -6,12 +6,12 @@ use terrane_interop::dlpack::{
     ElementType, ImportError, ImportedTensor, Importer, TensorExport, TensorShape,
 };
 use terrane_interop::tensors::{
-    KvAxis, KvAxisOrder, KvError, KvTensors, KvView, TensorName, adopt_kv, adopt_kv_with_gaps,
-    kv_views,
+    KvAxis, KvAxisOrder, KvError, KvTensors, KvView, StridedForm, StridedTensor, TensorName,
+    adopt_kv, adopt_strided, kv_views,
 };
 use terrane_layout::{
-    BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout,
-    TokenOrder,
+    Axis, BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout,
+    SectionName, TensorAxis, TokenOrder,
 };
 use terrane_testkit::memory::HeapAllocator;
 use terrane_transfer::Endpoint;
@@ -334,11 +334,18 @@ fn padding_between_blocks_has_to_be_adopted_as_well() {
             matches!(refused, KvError::Memory { source: ImportError::Gaps { .. }, .. }),
             "{refused}"
         );
-        let tensors: Vec<_> = views.iter().map(import).collect();
-        let tensors = KvTensors::Together(&tensors);
-        // SAFETY: the layout owns the padding and outlives the adopted one; no code accesses the
-        // padding.
-        let builder = unsafe { adopt_kv_with_gaps(&padded, &axis_order, tensors) };
+        let strided = views.iter().map(import).map(|tensor| {
+            // SAFETY: the layout owns the padding and outlives the adopted one; no code accesses
+            // the padding.
+            let memory = unsafe { tensor.memory_with_gaps() }.unwrap();
+            let (sizes, strides) = (tensor.shape().sizes(), tensor.shape().strides());
+            StridedTensor::from_memory(memory, 2, sizes.to_vec(), strides.to_vec()).unwrap()
+        });
+        let form = StridedForm::new(&[SectionName::K, SectionName::V])
+            .tensors(Axis::Layer, padded.num_layers());
+        let form = form.dim(Axis::Block).dim(TensorAxis::Outer).dim(Axis::Token).dim(Axis::Head);
+        let form = form.dim(Axis::Element);
+        let builder = adopt_strided(&form, &strided.collect::<Vec<_>>());
         let back = builder.unwrap().unregistered().build().unwrap();
         assert_same_places(&layout, &back);
     }

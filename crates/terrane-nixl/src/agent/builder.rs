@@ -4,11 +4,9 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use terrane_core::{AgentName, OsError, Requirement};
+use terrane_core::{AgentName, Requirement};
 
 use super::config::BackendConfig;
-use super::mailbox::Mailbox;
-use super::thread_mode::ThreadMode;
 use super::{Agent, AgentState, Inner, create, name};
 use crate::bindings::process;
 use crate::bindings::status::Status;
@@ -27,9 +25,7 @@ const PROGRESS_DELAY: Duration = Duration::from_millis(1);
 #[must_use = "a builder does nothing until `build`"]
 pub struct AgentBuilder {
     pub(super) name: AgentName,
-    pub(super) threads: ThreadMode,
     pub(super) progress: Option<Duration>,
-    pub(super) listen: Option<u16>,
     pub(super) telemetry: bool,
     pub(super) metadata_checks: Requirement,
     pub(super) backends: Vec<BackendConfig>,
@@ -42,9 +38,7 @@ impl AgentBuilder {
     pub fn new(name: impl Into<AgentName>) -> Self {
         Self {
             name: name.into(),
-            threads: ThreadMode::default(),
             progress: Some(PROGRESS_DELAY),
-            listen: None,
             telemetry: false,
             metadata_checks: Requirement::Required,
             backends: Vec::new(),
@@ -72,11 +66,6 @@ impl AgentBuilder {
         Self { name: name.into(), ..self }
     }
 
-    /// Sets which locks NIXL takes.
-    pub fn thread_mode(self, threads: ThreadMode) -> Self {
-        Self { threads, ..self }
-    }
-
     /// Sets whether backends have their own progress thread, and its interval between two polls.
     /// The interval is rounded up to whole microseconds; the default is a millisecond.
     ///
@@ -88,24 +77,6 @@ impl AgentBuilder {
     /// transfer.
     pub fn progress_thread(self, delay: Option<Duration>) -> Self {
         Self { progress: delay, ..self }
-    }
-
-    /// Starts a NIXL thread that exchanges metadata with peers. It listens on this TCP port of
-    /// every address. Nothing in this crate needs it.
-    ///
-    /// **Use this only on a private network.** NIXL does not authenticate peers. Any process that
-    /// can connect to the port can:
-    /// - read the agent's metadata, and with it the keys to all registrations;
-    /// - load metadata into the agent (`LOAD`) that no import has checked, for a new peer or in
-    ///   place of a known peer's;
-    /// - make the agent forget a peer (`INVL`), which closes its connection under the transfers in
-    ///   flight.
-    ///
-    /// Those transfers end with [`RequestError::PeerLost`](crate::RequestError::PeerLost). NIXL can
-    /// no longer report whether they continue. Their memory is therefore never used again, and the
-    /// peer stays busy for this agent.
-    pub fn listen(self, port: u16) -> Self {
-        Self { listen: Some(port), ..self }
     }
 
     /// Sets whether NIXL measures each transfer for the
@@ -144,7 +115,7 @@ impl AgentBuilder {
     ///
     /// [`NixlError`]. Then no agent and no backend exists, and the name is free.
     pub fn build(self) -> Result<Agent, NixlError> {
-        create::check_combination(self.threads, &self.backends)?;
+        create::check_combination(&self.backends)?;
         let config = self.config()?;
         // Before any lock that the parent of a forked process may have held.
         process::check()?;
@@ -153,27 +124,18 @@ impl AgentBuilder {
         let raw = nixl_sys::Agent::new_configured(name.get().as_str(), &config);
         let raw = raw.map_err(|error| {
             let (name, status) = (name.get().clone(), Status::of(&error));
-            match self.listen.and_then(bind_error) {
-                Some((port, source)) => NixlError::Port { name, port, source },
-                None => NixlError::Agent { name, status },
-            }
+            NixlError::Agent { name, status }
         })?;
         let backends = create::backends(&raw, &installation, self.backends)?;
-        let (registrations, threads) = (Mutex::new(RegistrationTable::default()), self.threads);
-        let (listens, metadata_checks) = (self.listen.is_some(), self.metadata_checks);
-        let (telemetry, peers, mailbox) =
-            (self.telemetry, PeerTable::default(), Mailbox::default());
         Ok(Agent(Arc::new(Inner(ManuallyDrop::new(AgentState {
-            peers,
-            mailbox,
-            registrations,
+            peers: PeerTable::default(),
+            notifications: Mutex::default(),
+            registrations: Mutex::new(RegistrationTable::default()),
             backends,
             raw,
             name,
-            threads,
-            listens,
-            telemetry,
-            metadata_checks,
+            telemetry: self.telemetry,
+            metadata_checks: self.metadata_checks,
         })))))
     }
 
@@ -181,20 +143,13 @@ impl AgentBuilder {
     fn config(&self) -> Result<nixl_sys::AgentConfig, NixlError> {
         Ok(nixl_sys::AgentConfig {
             enable_prog_thread: self.progress.is_some(),
-            enable_listen_thread: self.listen.is_some(),
-            listen_port: match self.listen {
-                Some(0) => return Err(NixlError::NoPort),
-                Some(port) => i32::from(port),
-                None => nixl_sys::DEFAULT_COMM_PORT,
-            },
-            thread_sync: match self.threads {
-                ThreadMode::Strict => nixl_sys::ThreadSync::Strict,
-                ThreadMode::ReadWrite => nixl_sys::ThreadSync::Rw,
-            },
+            // One lock for every call on the agent. By default NIXL takes none, but registrations
+            // are deregistered on any thread.
+            thread_sync: nixl_sys::ThreadSync::Strict,
             pthr_delay_us: microseconds(self.progress.unwrap_or_default())?,
             capture_telemetry: self.telemetry,
-            // The number of workers, which the library's C interface does not forward, and the
-            // listening thread's polling interval.
+            // The number of workers, which the library's C interface does not forward, and no
+            // listening thread: its connections could load and forget metadata unchecked.
             ..nixl_sys::AgentConfig::default()
         })
     }
@@ -203,13 +158,6 @@ impl AgentBuilder {
 fn microseconds(delay: Duration) -> Result<u64, NixlError> {
     u64::try_from(delay.as_nanos().div_ceil(1000))
         .map_err(|_| NixlError::DelayTooLong { seconds: delay.as_secs() })
-}
-
-/// Returns the reason why the agent cannot listen on the port. NIXL reports only that the agent
-/// failed.
-fn bind_error(port: u16) -> Option<(u16, OsError)> {
-    let error = std::net::TcpListener::bind(("0.0.0.0", port)).err()?;
-    Some((port, OsError::from_io("bind", &error)))
 }
 
 #[cfg(test)]
@@ -230,21 +178,15 @@ mod tests {
         assert_eq!((default.enable_prog_thread, default.pthr_delay_us), (true, 1000));
         assert!(!default.enable_listen_thread && !default.capture_telemetry);
 
-        let read_write = config(builder().thread_mode(ThreadMode::ReadWrite));
-        assert!(matches!(read_write.thread_sync, ThreadSync::Rw));
         assert!(!config(builder().progress_thread(None)).enable_prog_thread);
         let delay = |delay| config(builder().progress_thread(Some(delay))).pthr_delay_us;
         let nanos = Duration::from_nanos;
         assert_eq!([delay(nanos(0)), delay(nanos(1)), delay(nanos(1000))], [0, 1, 1]);
-        let listening = config(builder().listen(7_000));
-        assert_eq!((listening.enable_listen_thread, listening.listen_port), (true, 7_000));
         assert!(config(builder().telemetry(true)).capture_telemetry);
     }
 
     #[test]
-    fn options_that_nixl_cannot_represent_are_refused() {
-        let error = AgentBuilder::new("alpha").listen(0).config().unwrap_err();
-        assert!(matches!(error, NixlError::NoPort), "{error:?}");
+    fn a_delay_that_nixl_cannot_represent_is_refused() {
         let delay = Some(Duration::MAX);
         let error = AgentBuilder::new("alpha").progress_thread(delay).config().unwrap_err();
         assert!(matches!(error, NixlError::DelayTooLong { .. }), "{error:?}");

@@ -10,7 +10,6 @@ use super::backend::Backend;
 use super::config::{BackendConfig, Parameter};
 use super::io_limit::IoLimit;
 use super::options::BackendOptions;
-use super::thread_mode::ThreadMode;
 use crate::bindings::memory_type::MemoryType;
 use crate::bindings::status::Status;
 use crate::bindings::without_tracing::without_tracing;
@@ -19,13 +18,6 @@ use crate::probe::NixlInstallation;
 
 /// The backends that exclude each other: an agent can have only one of them.
 const EXCLUSIVE: [&str; 2] = ["GDS", "GDS_MT"];
-
-/// The backends that are safe to call from several threads at once.
-///
-/// In [`ThreadMode::ReadWrite`], transfers call a backend in parallel, and NIXL leaves the
-/// synchronization to the backend. UCX then makes its workers thread-safe, and POSIX locks its
-/// queues. Other backends are not known to do so.
-const SELF_LOCKING: [&str; 2] = ["UCX", "POSIX"];
 
 /// Locked while plugins are queried and backends are created.
 ///
@@ -36,14 +28,8 @@ static PLUGINS: Mutex<()> = Mutex::new(());
 
 /// Checks combinations of backends: those that NIXL refuses, those that it should refuse, and
 /// duplicates.
-pub(super) fn check_combination(
-    threads: ThreadMode,
-    configs: &[BackendConfig],
-) -> Result<(), NixlError> {
+pub(super) fn check_combination(configs: &[BackendConfig]) -> Result<(), NixlError> {
     for (index, config) in configs.iter().enumerate() {
-        if threads == ThreadMode::ReadWrite && !SELF_LOCKING.contains(&config.name.as_str()) {
-            return Err(NixlError::NotSelfLocking { backend: config.name.clone() });
-        }
         for earlier in configs.iter().take(index) {
             if earlier.name == config.name {
                 return Err(NixlError::DuplicateBackend { backend: config.name.clone() });
@@ -235,16 +221,7 @@ mod tests {
 
     fn check(names: &[&str]) -> Result<(), NixlError> {
         let configs: Vec<_> = names.iter().map(|name| BackendConfig::new(*name)).collect();
-        check_combination(ThreadMode::Strict, &configs)
-    }
-
-    #[test]
-    fn backends_without_locks_are_refused_if_nixl_takes_none_either() {
-        let configs = ["UCX", "POSIX", "GDS"].map(BackendConfig::new);
-        assert!(check_combination(ThreadMode::ReadWrite, &configs[..2]).is_ok());
-        assert!(check_combination(ThreadMode::Strict, &configs).is_ok());
-        let error = check_combination(ThreadMode::ReadWrite, &configs).unwrap_err();
-        assert!(error.to_string().contains("GDS"), "{error}");
+        check_combination(&configs)
     }
 
     #[test]

@@ -8,7 +8,6 @@ use terrane_core::BackendName;
 
 use super::builder::AgentBuilder;
 use super::config::{BackendConfig, BackendRequirement, FileAccess, Parameter};
-use super::thread_mode::ThreadMode;
 use crate::error::NixlError;
 
 /// The prefix of all settings.
@@ -21,9 +20,7 @@ const FILE_ACCESS: &str = "TERRANE_NIXL_FILE_ACCESS_";
 const BACKENDS: &str = "TERRANE_NIXL_BACKENDS";
 const REQUIRED: &str = "TERRANE_NIXL_REQUIRED";
 const AGENT: &str = "TERRANE_NIXL_AGENT";
-const THREAD_MODE: &str = "TERRANE_NIXL_THREAD_MODE";
 const PROGRESS: &str = "TERRANE_NIXL_PROGRESS";
-const LISTEN_PORT: &str = "TERRANE_NIXL_LISTEN_PORT";
 const TELEMETRY: &str = "TERRANE_NIXL_TELEMETRY";
 
 const A_LIST: &str = "names of backends, separated by commas";
@@ -40,9 +37,7 @@ impl AgentBuilder {
     /// | `TERRANE_NIXL_PARAMETERS_`*NAME* | parameters of the backend *NAME*: `key=value;key=value` | none |
     /// | `TERRANE_NIXL_FILE_ACCESS_`*NAME* | `buffered` or `direct`: [which descriptor it uses for files](FileAccess) | as for [`BackendConfig::file_access`] |
     /// | `TERRANE_NIXL_AGENT` | the agent's name | a name that is unique across processes |
-    /// | `TERRANE_NIXL_THREAD_MODE` | `strict` or `read-write`: [`ThreadMode`] | `strict` |
     /// | `TERRANE_NIXL_PROGRESS` | `off`, or the delay of the [progress thread](Self::progress_thread) in microseconds | `1000` |
-    /// | `TERRANE_NIXL_LISTEN_PORT` | a port | the agent does not listen |
     /// | `TERRANE_NIXL_TELEMETRY` | `on` or `off` | `off` |
     ///
     /// The name of a backend follows `PARAMETERS_` or `FILE_ACCESS_`, underscores included:
@@ -88,17 +83,11 @@ impl AgentBuilder {
             Some(name) => Self::new(name),
             None => Self::unnamed(),
         };
-        let choice = |name, choices: &[&str], expected| match value(&settings, name) {
-            None => Ok(None),
-            Some(value) => match choices.iter().position(|choice| *choice == value) {
-                Some(index) => Ok(Some(index)),
-                None => Err(invalid(name, value, expected)),
-            },
+        builder.telemetry = match value(&settings, TELEMETRY) {
+            None | Some("off") => false,
+            Some("on") => true,
+            Some(other) => return Err(invalid(TELEMETRY, other, "`on` or `off`")),
         };
-        if choice(THREAD_MODE, &["strict", "read-write"], "`strict` or `read-write`")? == Some(1) {
-            builder.threads = ThreadMode::ReadWrite;
-        }
-        builder.telemetry = choice(TELEMETRY, &["off", "on"], "`on` or `off`")? == Some(1);
         match value(&settings, PROGRESS) {
             None => {}
             Some("off") => builder.progress = None,
@@ -107,10 +96,6 @@ impl AgentBuilder {
                 let delay = delay.parse().map_err(|_| invalid(PROGRESS, delay, expected))?;
                 builder.progress = Some(Duration::from_micros(delay));
             }
-        }
-        if let Some(port) = value(&settings, LISTEN_PORT) {
-            let error = || invalid(LISTEN_PORT, port, "a port, 1 to 65535");
-            builder.listen = Some(port.parse().ok().filter(|p| *p != 0).ok_or_else(error)?);
         }
         builder.backends = backends(&settings)?;
         Ok(builder)
@@ -123,7 +108,7 @@ type Settings = BTreeMap<String, String>;
 fn settings<K: Into<OsString>, V: Into<OsString>>(
     variables: impl IntoIterator<Item = (K, V)>,
 ) -> Result<Settings, NixlError> {
-    let exact = [BACKENDS, REQUIRED, AGENT, THREAD_MODE, PROGRESS, LISTEN_PORT, TELEMETRY];
+    let exact = [BACKENDS, REQUIRED, AGENT, PROGRESS, TELEMETRY];
     let mut settings = Settings::new();
     for (name, value) in variables {
         let name = name.into().to_string_lossy().into_owned();
@@ -243,9 +228,8 @@ mod tests {
     fn an_empty_environment_configures_an_agent_without_backends() {
         let builder = read(&[("PATH", "/bin"), ("TERRANE_NIXL_BACKENDS", "")]).unwrap();
         assert!(builder.backends.is_empty());
-        assert_eq!(builder.threads, ThreadMode::Strict);
         assert_eq!(builder.progress, Some(Duration::from_millis(1)));
-        assert_eq!((builder.listen, builder.telemetry), (None, false));
+        assert!(!builder.telemetry);
         assert_ne!(builder.name, read(&[]).unwrap().name);
     }
 
@@ -253,16 +237,13 @@ mod tests {
     fn each_setting_is_read() {
         let builder = read(&[
             ("TERRANE_NIXL_AGENT", "decode-3"),
-            ("TERRANE_NIXL_THREAD_MODE", "read-write"),
             ("TERRANE_NIXL_PROGRESS", "250"),
-            ("TERRANE_NIXL_LISTEN_PORT", "7000"),
             ("TERRANE_NIXL_TELEMETRY", "on"),
         ])
         .unwrap();
         assert_eq!(builder.name.as_str(), "decode-3");
-        assert_eq!(builder.threads, ThreadMode::ReadWrite);
         assert_eq!(builder.progress, Some(Duration::from_micros(250)));
-        assert_eq!((builder.listen, builder.telemetry), (Some(7000), true));
+        assert!(builder.telemetry);
         let builder = read(&[("TERRANE_NIXL_PROGRESS", "off")]).unwrap();
         assert_eq!(builder.progress, None);
     }
@@ -303,10 +284,7 @@ mod tests {
         for (name, value) in [
             ("TERRANE_NIXL_BACKENDS", "UCX,,POSIX"),
             ("TERRANE_NIXL_BACKENDS", "UCX POSIX"),
-            ("TERRANE_NIXL_THREAD_MODE", "none"),
             ("TERRANE_NIXL_PROGRESS", "-1"),
-            ("TERRANE_NIXL_LISTEN_PORT", "0"),
-            ("TERRANE_NIXL_LISTEN_PORT", "65536"),
             ("TERRANE_NIXL_TELEMETRY", "yes"),
             ("TERRANE_NIXL_PARAMETERS_UCX", "num_workers"),
             ("TERRANE_NIXL_PARAMETERS_UCX", "=4"),

@@ -6,10 +6,8 @@ pub(crate) mod config;
 mod create;
 mod environment;
 pub(crate) mod io_limit;
-pub(crate) mod mailbox;
 mod name;
 pub(crate) mod options;
-pub(crate) mod thread_mode;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -20,12 +18,11 @@ use terrane_core::{AgentName, BackendName, Requirement};
 
 use crate::bindings::memory_type::MemoryType;
 use crate::bindings::process;
+use crate::peers::notifications::Notification;
 use crate::peers::table::PeerTable;
 use crate::register::table::RegistrationTable;
 use backend::Backend;
-use mailbox::Mailbox;
 use name::ClaimedName;
-use thread_mode::ThreadMode;
 
 /// A NIXL agent with its backends.
 ///
@@ -39,21 +36,20 @@ pub struct Agent(Arc<Inner>);
 
 // `Agent` is `Send` and `Sync` because `nixl_sys::Agent` is. The bindings declare this for every
 // agent, although NIXL takes no lock in its default mode and the bindings run some calls in
-// parallel. This crate creates agents only in the modes in which NIXL locks.
+// parallel. This crate creates agents only in a mode in which NIXL locks.
 struct Inner(ManuallyDrop<AgentState>);
 
 struct AgentState {
     // Fields drop in this order: the agent ends first, then its name becomes free.
     peers: PeerTable,
-    mailbox: Mailbox,
+    /// Notifications that have arrived and were not returned yet. Their number is not limited.
+    notifications: Mutex<Vec<Notification>>,
     registrations: Mutex<RegistrationTable>,
     backends: Vec<Backend>,
     raw: nixl_sys::Agent,
     name: ClaimedName,
     telemetry: bool,
     metadata_checks: Requirement,
-    listens: bool,
-    threads: ThreadMode,
 }
 
 impl Deref for Inner {
@@ -79,12 +75,6 @@ impl Agent {
     #[must_use]
     pub fn name(&self) -> &AgentName {
         self.0.name.get()
-    }
-
-    /// Which locks NIXL takes within the agent.
-    #[must_use]
-    pub fn thread_mode(&self) -> ThreadMode {
-        self.0.threads
     }
 
     /// The names of its backends, in the order in which registrations try them.
@@ -117,18 +107,14 @@ impl Agent {
         self.0.metadata_checks
     }
 
-    /// Whether peers can make NIXL load and forget metadata without this process's knowledge.
-    pub(crate) fn listens(&self) -> bool {
-        self.0.listens
-    }
-
     /// Its backends, in the order in which registrations try them.
     pub(crate) fn created(&self) -> &[Backend] {
         &self.0.backends
     }
 
-    pub(crate) fn mailbox(&self) -> &Mailbox {
-        &self.0.mailbox
+    /// Its notifications that were not returned yet.
+    pub(crate) fn unread(&self) -> &Mutex<Vec<Notification>> {
+        &self.0.notifications
     }
 
     pub(crate) fn peer_table(&self) -> &PeerTable {
@@ -146,7 +132,6 @@ impl fmt::Debug for Agent {
         let backends: Vec<_> = self.backends().collect();
         f.debug_struct("Agent")
             .field("name", self.name())
-            .field("threads", &self.0.threads)
             .field("backends", &backends)
             .finish_non_exhaustive()
     }

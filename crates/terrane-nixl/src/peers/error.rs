@@ -6,6 +6,7 @@ use terrane_wire::WireError;
 
 use super::metadata::MalformedMetadata;
 use crate::bindings::status::Status;
+use crate::error::list;
 
 /// The reason why a layout could not be exported.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +19,7 @@ pub enum ExportError {
     #[error(
         "region {region} is not registered with agent {agent}; it is registered with {}; \
          register the layout with this agent (`LayoutBuilder::register`), or export it from that one",
-        names(.found)
+        list(.found, "no agent")
     )]
     NotRegistered {
         /// The first such region.
@@ -172,7 +173,7 @@ pub enum ImportError {
     /// The agents have no backend in common that reaches the layout.
     #[error(
         "the layout of agent {peer} is reachable through {}, and this agent has {}; \
-         add a common backend", list(.theirs), list(.ours)
+         add a common backend", list(.theirs, "none"), list(.ours, "none")
     )]
     NoCommonBackend {
         /// The agent that has the layout.
@@ -300,18 +301,4 @@ pub enum ForgetError {
         /// The peer.
         peer: PeerId,
     },
-}
-
-fn names(agents: &[AgentName]) -> String {
-    if agents.is_empty() {
-        return "no agent".to_owned();
-    }
-    agents.iter().map(AgentName::as_str).collect::<Vec<_>>().join(", ")
-}
-
-fn list(backends: &[BackendName]) -> String {
-    if backends.is_empty() {
-        return "none".to_owned();
-    }
-    backends.iter().map(BackendName::as_str).collect::<Vec<_>>().join(", ")
 }

@@ -10,7 +10,6 @@ use terrane_wire::{LayoutDescriptor, RegionDescriptor};
 
 use super::error::{ExportError, ImportError};
 use super::import::ImportMode;
-use super::metadata::coverage::covering;
 use super::metadata::parts::MetadataParts;
 use super::metadata::{ConnectionInfo, MalformedMetadata, MemoryKey, Metadata};
 use super::remote::RemoteLayout;
@@ -140,31 +139,11 @@ impl Agent {
         let regions: Vec<RegionDescriptor> =
             numbered.map(|(number, region)| cut(region, geometry.region_bytes(number))).collect();
 
-        let is_common = |backend: &&BackendName| {
-            reachable.iter().any(|name| **name == *backend.as_str())
-                && metadata.connections.iter().any(|c| c.backend == backend.as_str())
-        };
-        let (mut usable, mut keys, mut furthest) = (Vec::new(), Vec::new(), None);
-        for backend in self.backends().filter(is_common) {
-            match covering(&regions, backend, &metadata.memory) {
-                Ok(covering) => {
-                    usable.push(backend.clone());
-                    keys.extend(each_once(covering));
-                }
-                Err(region) => furthest = furthest.max(Some(region)),
-            }
-        }
-        if usable.is_empty() {
-            let peer = agent.clone();
-            return Err(match furthest {
-                Some(region) => ImportError::NotCovered { region, peer },
-                None => ImportError::NoCommonBackend {
-                    peer,
-                    theirs: metadata.connections.iter().map(|c| c.backend.into()).collect(),
-                    ours: self.backends().cloned().collect(),
-                },
-            });
-        }
+        let mut theirs: Vec<&str> = metadata.connections.iter().map(|c| c.backend).collect();
+        theirs.retain(|name| reachable.iter().any(|reachable| **reachable == **name));
+        let usable = self.usable_backends(agent, &regions, &theirs, &metadata.memory)?;
+        let (usable, keys): (Vec<BackendName>, Vec<_>) = usable.into_iter().unzip();
+        let keys = keys.into_iter().flat_map(each_once).collect();
         let reached = |region: &RegionDescriptor| {
             let (space, address) = (region.space(), region.address());
             RegionDescriptor::new(space, address, region.length(), usable.iter().cloned())

@@ -3,11 +3,11 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use terrane_core::sync::lock;
 use terrane_core::{AgentName, PeerId};
 
 use super::peer_use::{PeerUnavailable, Readiness};
 use crate::agent::Agent;
-use crate::agent::mailbox::Unread;
 use crate::bindings::process;
 use crate::bindings::without_tracing::without_tracing;
 use crate::error::NixlError;
@@ -36,22 +36,39 @@ impl Agent {
     /// [`NixlError::Call`] if a backend fails, or if no backend of the agent supports
     /// notifications. Notifications that arrived through other backends are kept for the next call.
     pub fn notifications(&self) -> Result<Vec<Notification>, NixlError> {
-        let taken = self.collect(std::mem::take)?.into_iter();
-        let each = taken.flat_map(|(from, messages)| {
-            let from = std::iter::repeat_n(from, messages.len());
-            from.zip(messages).map(|(from, message)| Notification { from, message })
-        });
-        Ok(each.collect())
-    }
-
-    /// Returns the notifications of one peer, and keeps the others.
-    ///
-    /// # Errors
-    ///
-    /// As for [`notifications`](Self::notifications).
-    pub fn notifications_from(&self, sender: &AgentName) -> Result<Vec<Vec<u8>>, NixlError> {
-        let of_sender = self.collect(|unread| unread.remove(sender))?;
-        Ok(of_sender.unwrap_or_default().into())
+        const TAKING: &str = "taking notifications";
+        process::check()?;
+        let failed = NixlError::during(TAKING);
+        let mut map = nixl_sys::NotificationMap::new().map_err(failed)?;
+        // Locked before NIXL is polled, so that two threads keep the order of arrival.
+        let mut unread = lock(self.unread());
+        let mut outcome = without_tracing(|| self.raw().get_notifications(&mut map, None));
+        let mut nameless = Vec::new();
+        // If a backend failed, the notifications of the others exist only here.
+        for sender in map.agents() {
+            let messages = sender.and_then(|sender| Ok((sender, map.get_notifications(sender)?)));
+            let (sender, messages) = match messages {
+                Ok(found) => found,
+                Err(error) => {
+                    nameless.push(error);
+                    continue;
+                }
+            };
+            let from = AgentName::from(sender);
+            for message in messages {
+                match message {
+                    Ok(message) => unread.push(Notification { from: from.clone(), message }),
+                    Err(error) => outcome = outcome.and(Err(error)),
+                }
+            }
+        }
+        let taken = outcome.map(|()| std::mem::take(&mut *unread));
+        drop(unread);
+        // Outside the lock: a log subscriber may query notifications.
+        for error in nameless {
+            tracing::error!(agent = %self.name(), ?error, "a sender's name is not UTF-8; its notification is dropped");
+        }
+        taken.map_err(failed)
     }
 
     /// Blocks the thread until there are notifications, or `deadline` has passed, and returns all
@@ -106,42 +123,5 @@ impl Agent {
             known.poison();
             lost(known.name().clone())
         })
-    }
-
-    /// Moves NIXL's notifications into the mailbox, and takes some out of it.
-    fn collect<T>(&self, take: impl FnOnce(&mut Unread) -> T) -> Result<T, NixlError> {
-        const TAKING: &str = "taking notifications";
-        process::check()?;
-        let failed = NixlError::during(TAKING);
-        let mut map = nixl_sys::NotificationMap::new().map_err(failed)?;
-        // Locked before NIXL is polled, so that two threads keep the order of arrival.
-        let mut unread = self.mailbox().lock();
-        let mut outcome = without_tracing(|| self.raw().get_notifications(&mut map, None));
-        let mut nameless = Vec::new();
-        // If a backend failed, the notifications of the others exist only here.
-        for sender in map.agents() {
-            let messages = sender.and_then(|sender| Ok((sender, map.get_notifications(sender)?)));
-            let (sender, messages) = match messages {
-                Ok(found) => found,
-                Err(error) => {
-                    nameless.push(error);
-                    continue;
-                }
-            };
-            let box_of = unread.entry(AgentName::from(sender)).or_default();
-            for message in messages {
-                match message {
-                    Ok(message) => box_of.push_back(message),
-                    Err(error) => outcome = outcome.and(Err(error)),
-                }
-            }
-        }
-        let taken = outcome.map(|()| take(&mut unread));
-        drop(unread);
-        // Outside the lock: a log subscriber may query notifications.
-        for error in nameless {
-            tracing::error!(agent = %self.name(), ?error, "a sender's name is not UTF-8; its notification is dropped");
-        }
-        taken.map_err(failed)
     }
 }

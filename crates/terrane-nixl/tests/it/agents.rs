@@ -1,17 +1,15 @@
 //! Agents: their names, threads and options.
 
 use std::collections::BTreeSet;
-use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_core::{AgentName, ByteCount, Capability, CapabilityStatus, Register};
-use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlError, Registrar, Status, ThreadMode};
+use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlError, Registrar, Status};
 use terrane_testkit::events::AtEvents;
-use terrane_testkit::port;
 use terrane_testkit::process::{allow_seconds, in_child, in_child_with};
 
-use crate::support::{agent, chain, memory, posix};
+use crate::support::{agent, memory, posix};
 
 #[test]
 fn agents_are_shared_and_sent() {
@@ -155,39 +153,19 @@ fn a_delay_that_nixl_cannot_represent_is_refused() {
 }
 
 #[test]
-fn an_agent_listens_on_its_port() {
-    let is_taken = |error: &NixlError| matches!(error, NixlError::Port { .. });
-    let build = |port| AgentBuilder::unnamed().listen(port).build();
-    let (agent, port) = port::listening(build, is_taken);
-    TcpStream::connect(("127.0.0.1", port)).unwrap();
-    let error = AgentBuilder::unnamed().listen(port).build().unwrap_err();
-    let NixlError::Port { port: refused, .. } = &error else { panic!("{error}") };
-    assert_eq!(*refused, port);
-    assert!(chain(&error).contains("bind"), "{}", chain(&error));
-    drop(agent);
-
-    let error = AgentBuilder::unnamed().listen(0).build().unwrap_err();
-    assert!(matches!(error, NixlError::NoPort), "{error}");
-}
-
-#[test]
-fn agents_of_either_mode_serve_several_threads() {
-    for mode in [ThreadMode::Strict, ThreadMode::ReadWrite] {
-        let builder = AgentBuilder::unnamed().thread_mode(mode);
-        let agent = builder.backend(BackendConfig::new("UCX")).backend(posix()).build().unwrap();
-        assert_eq!(agent.thread_mode(), mode);
-        thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    let agent = agent.clone();
-                    for _ in 0..100 {
-                        let registered = agent.register(memory(ByteCount::kib(4))).unwrap();
-                        assert_eq!(registered.record().accepted().count(), 2);
-                    }
-                });
-            }
-        });
-    }
+fn agents_serve_several_threads() {
+    let agent = agent([BackendConfig::new("UCX"), posix()]);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let agent = agent.clone();
+                for _ in 0..100 {
+                    let registered = agent.register(memory(ByteCount::kib(4))).unwrap();
+                    assert_eq!(registered.record().accepted().count(), 2);
+                }
+            });
+        }
+    });
 }
 
 #[test]

@@ -83,7 +83,7 @@ fn arrow() {
     let refused = unsafe { terrane::arrow::arrays::import_field(&raw mut released) };
     assert!(matches!(refused, Err(terrane::arrow::arrays::ImportError::Released { .. })));
     let error = terrane::arrow::columns::ColumnError::TooMany { what: "rows", limit: 1 };
-    assert!(matches!(error.into(), terrane::arrow::ExchangeError::Column(_)));
+    assert!(error.to_string().contains("rows"), "{error}");
 }
 
 #[test]

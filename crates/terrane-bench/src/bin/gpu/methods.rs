@@ -148,7 +148,7 @@ fn grid(
         bytes: grid.bytes.get(),
         source: end(&grid.source, source, plan.source_blocks())?,
         destination: end(&grid.destination, destination, plan.destination_blocks())?,
-        ..GridLaunch::EMPTY
+        ..GridLaunch::default()
     })
 }
 

@@ -50,7 +50,7 @@ pub(super) fn movers(
                 let ours = || bus.pass(to_host);
                 let (time, limit) =
                     times_interleaved(options.passes, ours, || limit.contiguous(to_host))?;
-                report.cases.push(Case::rate(case, bus.bytes(), time, ("one copy", limit)));
+                report.cases.push(Case::rate(case, shape.bytes(), time, ("one copy", limit)));
             }
         }
         progress.case(&format!("{}: PyTorch", group.kind));

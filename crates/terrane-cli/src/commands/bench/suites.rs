@@ -80,7 +80,7 @@ pub(super) fn host(options: &Options, progress: &mut Progress) -> Result<Report,
         progress.case(&name("copies"));
         let mut case = HostCase::new(&shape)?;
         report.subject = format!("system memory, {} threads", case.threads());
-        let bytes = case.bytes();
+        let bytes = shape.bytes();
         let (stored, limit) = compare(options, &mut case, HostCase::store, HostCase::memcpy)?;
         report.cases.push(Case::rate(name("layers to blocks"), bytes, stored, ("memcpy", limit)));
         let (loaded, limit) = compare(options, &mut case, HostCase::load, HostCase::memcpy)?;
@@ -89,7 +89,7 @@ pub(super) fn host(options: &Options, progress: &mut Progress) -> Result<Report,
             compare(options, &mut case, HostCase::one_block, HostCase::memcpy_of_one_block)?;
         report.cases.push(Case::time(
             name("one block"),
-            case.block_bytes(),
+            shape.block_bytes(),
             one,
             ("memcpy", limit),
         ));
@@ -140,7 +140,7 @@ pub(super) fn disk(
         for (is_write, word) in [(true, "write"), (false, "read")] {
             let name = format!("{}: {word}", group.kind);
             progress.case(&name);
-            let bytes = case.bytes();
+            let bytes = shape.bytes();
             let shared = std::cell::RefCell::new(&mut case);
             let ours = || shared.borrow_mut().pass(is_write);
             let raw = || shared.borrow().raw(is_write);
@@ -157,22 +157,20 @@ pub(super) fn disk(
                 report.cases.push(Case::rate(compared, bytes, ours, ("fio", limit)));
             }
             let one = times(options.passes, || shared.borrow_mut().one_block(is_write))?;
-            let (block, limit) =
-                (shared.borrow().block_bytes(), scaled_limit(raw, &shared.borrow()));
             report.cases.push(Case::time(
                 format!("{name} of one block"),
-                block,
+                shape.block_bytes(),
                 one,
-                ("raw, of many", limit),
+                ("raw, of many", of_one_block(raw, &shape)),
             ));
         }
     }
     Ok(report)
 }
 
-/// The time of one block as a share of the raw loop's time.
-fn scaled_limit(raw: Spread, case: &DiskCase) -> Spread {
-    raw.scaled(case.block_bytes() as f64 / case.bytes() as f64)
+/// The time of one block as a share of the time of all blocks.
+fn of_one_block(all: Spread, shape: &Shape) -> Spread {
+    all.scaled(shape.block_bytes() as f64 / shape.bytes() as f64)
 }
 
 pub(super) fn store(
@@ -189,7 +187,7 @@ pub(super) fn store(
         // The first write to reserved blocks is slower.
         raw.pass(true)?;
         let mut case = StoreCase::new(&shape, directory)?;
-        let bytes = raw.bytes();
+        let bytes = shape.bytes();
         let (put, limit) = times_interleaved(options.passes, || case.put(), || raw.raw(true))?;
         report.cases.push(Case::rate(name("put"), bytes, put, ("raw loop", limit)));
         progress.case(&name("gets"));
@@ -197,13 +195,11 @@ pub(super) fn store(
         let (get, limit) = times_interleaved(options.passes, || case.get(), || raw.raw(false))?;
         report.cases.push(Case::rate(name("get"), bytes, get, ("raw loop", limit)));
         let one = times(options.passes, || case.get_one())?;
-        let limit = scaled_limit(limit, &raw);
-        let block = raw.block_bytes();
         report.cases.push(Case::time(
             name("get of one block"),
-            block,
+            shape.block_bytes(),
             one,
-            ("raw, of many", limit),
+            ("raw, of many", of_one_block(limit, &shape)),
         ));
     }
     report.notes.push("puts end when the bytes are written, not when they are durable".to_owned());
@@ -225,21 +221,25 @@ pub(super) fn gpu(options: &Options, progress: &mut Progress) -> Result<Report, 
                 || bus.pass(to_host),
                 || bus.contiguous(to_host),
             )?;
-            report.cases.push(Case::rate(&name, bus.bytes(), ours, ("one copy", limit)));
+            report.cases.push(Case::rate(&name, shape.bytes(), ours, ("one copy", limit)));
             report.notes.push(format!("{name}: {}", bus.explained(to_host)?));
             let one = times(options.passes, || bus.one_block(to_host))?;
-            let limit = limit.scaled(bus.block_bytes() as f64 / bus.bytes() as f64);
             report.cases.push(Case::time(
                 format!("{name}, one block"),
-                bus.block_bytes(),
+                shape.block_bytes(),
                 one,
-                ("share of one copy", limit),
+                ("share of one copy", of_one_block(limit, &shape)),
             ));
         }
         let contiguous = || Ok(bus.contiguous(true)? + bus.contiguous(false)?);
         let (both, limit) = times_interleaved(options.passes, || bus.both(), contiguous)?;
         let case = format!("{}: both ways at once", group.kind);
-        report.cases.push(Case::rate(case, bus.bytes() * 2, both, ("one after the other", limit)));
+        report.cases.push(Case::rate(
+            case,
+            shape.bytes() * 2,
+            both,
+            ("one after the other", limit),
+        ));
         if number == 0 {
             progress.case("bring-up of pinned memory");
             let passes = options.passes.min(5);

@@ -43,21 +43,26 @@ fn shape(bytes: ByteCount) -> Result<Shape, Failure> {
 /// Measures everything. A failure becomes a row of the result.
 pub(crate) fn all(directories: &[PathBuf], size: ByteCount, restart: &Restart) -> Vec<Measured> {
     let mut rows = row("memory-copy", None, || {
-        let mut case = HostCase::new(&shape(size)?)?;
-        copies(case.blocks(), case.block_bytes(), 1, |blocks| case.load_some(blocks))
+        let shape = shape(size)?;
+        let mut case = HostCase::new(&shape)?;
+        copies(shape.blocks, shape.block_bytes(), 1, |blocks| case.load_some(blocks))
     });
     rows.extend(row("first-touch", None, || preparation(size, available_memory(), touch_once)));
     for directory in directories {
         let subject = directory.display().to_string();
-        let case = shape(size).and_then(|shape| DiskCase::new(&shape, directory, DEPTH));
-        // The first pass writes blocks that are only reserved, and does not count.
-        let case = case.and_then(|mut case| case.pass(true).map(|_| case));
+        let case = shape(size).and_then(|shape| {
+            let mut case = DiskCase::new(&shape, directory, DEPTH)?;
+            // The first pass writes blocks that are only reserved, and does not count.
+            case.pass(true)?;
+            Ok((shape, case))
+        });
         match case {
-            Ok(mut case) => {
+            Ok((shape, mut case)) => {
                 for (key, is_write) in [("disk-write", true), ("disk-read", false)] {
                     rows.extend(row(key, Some(&subject), || {
-                        let (blocks, bytes) = (case.blocks(), case.block_bytes());
-                        copies(blocks, bytes, DEPTH, |blocks| case.pass_some(is_write, blocks))
+                        copies(shape.blocks, shape.block_bytes(), DEPTH, |blocks| {
+                            case.pass_some(is_write, blocks)
+                        })
                     }));
                 }
             }
@@ -80,21 +85,22 @@ pub(crate) fn device(size: ByteCount) -> Answer {
         let findings = vec![Finding::refused("gpu", error.to_string(), "plan without it")];
         return Answer { findings, ..Answer::default() };
     }
-    let bus = shape(size).and_then(|shape| Bus::new(&shape, None));
+    let bus = shape(size).and_then(|shape| Ok((Bus::new(&shape, None)?, shape)));
     let measured = match bus {
-        Ok(bus) => {
+        Ok((bus, shape)) => {
             let mut rows = Vec::new();
             // Each case reports its own failure.
             let _ = warm_up(&bus);
             for (key, to_host) in [("to-host", true), ("to-device", false)] {
                 rows.extend(row(key, Some("device 0"), || {
-                    let (blocks, bytes) = (bus.blocks(), bus.block_bytes());
-                    copies(blocks, bytes, 1, |blocks| bus.pass_some(to_host, blocks))
+                    copies(shape.blocks, shape.block_bytes(), 1, |blocks| {
+                        bus.pass_some(to_host, blocks)
+                    })
                 }));
             }
             rows.extend(row("both-ways", Some("device 0"), || {
                 let many = times(PASSES, || bus.both())?;
-                Ok(Cost::of_one((bus.bytes() * 2, many)))
+                Ok(Cost::of_one((shape.bytes() * 2, many)))
             }));
             rows.extend(row("pinned-bring-up", Some("device 0"), || {
                 preparation(size, available_memory(), |size| bus.bring_up(size))

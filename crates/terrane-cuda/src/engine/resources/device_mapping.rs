@@ -240,7 +240,7 @@ fn is_pinned(context: &Context, region: &Region, address: HostAddress) -> Result
     let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
     match context.pointer_attribute(DeviceAddress::new(host_number(address)), attribute) {
         Ok(kind) => Ok(kind & u64::from(u32::MAX) == HOST),
-        Err(error) if error.is_device_lost() => Err(error),
+        Err(error) if error.is_context_lost() => Err(error),
         // The driver returns "invalid value" for an address that it does not know.
         Err(_) => Ok(false),
     }

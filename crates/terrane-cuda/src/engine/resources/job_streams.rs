@@ -255,7 +255,7 @@ impl JobStreams {
                 Ok(true) => {}
                 Ok(false) => return StreamState::Busy,
                 // No work runs in a lost context, and none for a forked process.
-                Err(error) if error.is_device_lost() => break,
+                Err(error) if error.is_context_lost() => break,
                 Err(CudaError::Forked) => break,
                 // Any other error concerns the query, and proves nothing about the work.
                 Err(error) => return StreamState::Unknown(error),

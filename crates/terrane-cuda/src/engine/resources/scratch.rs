@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
+use terrane_core::convert::to_usize;
 use terrane_core::{ByteCount, RegionRequest};
 
 use crate::engine::options::DeviceEngineOptions;
@@ -23,7 +23,8 @@ struct Buffer {
     memory: DeviceMemory,
     /// The copies between the buffer and the host. Their lists are allocated once per buffer.
     batch: Batch,
-    _counted: CountedBuffer,
+    /// One of the buffers that the [`ScratchMaker`] counts.
+    _counted: Arc<()>,
     /// The event after its last use. The buffer is free when the event is complete.
     used_until: Option<Event>,
 }
@@ -53,49 +54,48 @@ impl Scratch {
     }
 }
 
-/// One of the existing buffers.
+/// Allocates the buffers of one direction. The driver call is slow, so it runs without the pool's
+/// lock.
 #[derive(Debug)]
-struct CountedBuffer(Arc<AtomicU32>);
-
-impl Drop for CountedBuffer {
-    fn drop(&mut self) {
-        // Relaxed: a bound, which orders nothing.
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// The result of a request to a pool of buffers.
-#[derive(Debug)]
-pub(crate) enum ScratchOffer {
-    Free(Scratch),
-    ToMake(ScratchAllocation),
-}
-
-/// Allocates one more buffer. The driver call is slow, so it runs without the pool's lock.
-#[derive(Debug)]
-pub(crate) struct ScratchAllocation {
+pub(crate) struct ScratchMaker {
     allocator: DeviceAllocator,
     bytes: ByteCount,
-    counted: CountedBuffer,
-    is_first: bool,
+    most: usize,
+    /// Each buffer has a clone, wherever it is.
+    made: Arc<()>,
 }
 
-impl ScratchAllocation {
-    /// Returns the buffer; `None` if memory is short, but another buffer will return.
+impl ScratchMaker {
+    pub(crate) fn new(context: &Context, options: &DeviceEngineOptions) -> Self {
+        Self {
+            allocator: DeviceAllocator::new(context),
+            bytes: options.scratch_bytes,
+            most: to_usize(options.scratch_buffers.get().max(2).into()),
+            made: Arc::default(),
+        }
+    }
+
+    /// Allocates one more buffer. `None` if as many exist as are permitted, or if memory is short,
+    /// but another buffer will return.
     ///
     /// # Errors
     ///
     /// The driver's error, if there is no memory for even one.
-    pub(crate) fn make(self) -> Result<Option<Scratch>, CudaError> {
+    pub(crate) fn make(&self) -> Result<Option<Scratch>, CudaError> {
+        // Other threads only drop buffers.
+        let existing = Arc::strong_count(&self.made) - 1;
+        if existing >= self.most {
+            return Ok(None);
+        }
         let request = RegionRequest::new(self.bytes).labelled("scratch of the copy engine");
         match self.allocator.allocate_memory(&request) {
             Ok(memory) => Ok(Some(Scratch(Box::new(Buffer {
                 memory,
                 batch: Batch::default(),
-                _counted: self.counted,
+                _counted: Arc::clone(&self.made),
                 used_until: None,
             })))),
-            Err(error) if !self.is_first && !error.is_device_lost() => {
+            Err(error) if existing > 0 && !error.is_context_lost() => {
                 tracing::debug!(%error, "no memory for another buffer; transfers share the others");
                 Ok(None)
             }
@@ -112,30 +112,14 @@ impl ScratchAllocation {
 ///
 /// The pool is behind a lock, so no event and no buffer is dropped here: if the driver refuses such
 /// a drop, that is logged.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ScratchPool {
-    allocator: DeviceAllocator,
-    bytes: ByteCount,
-    most: u32,
-    /// The number of buffers, wherever they are.
-    made: Arc<AtomicU32>,
     free: Vec<Scratch>,
     /// The buffers that the device uses, in the order of their submission.
     lent: VecDeque<Scratch>,
 }
 
 impl ScratchPool {
-    pub(crate) fn new(context: &Context, options: &DeviceEngineOptions) -> Self {
-        Self {
-            allocator: DeviceAllocator::new(context),
-            bytes: options.scratch_bytes,
-            most: options.scratch_buffers.get().max(2),
-            made: Arc::default(),
-            free: Vec::new(),
-            lent: VecDeque::new(),
-        }
-    }
-
     /// A buffer that is allocated and unused.
     pub(crate) fn take_free(&mut self) -> Option<Scratch> {
         if let Some(free) = self.free.pop() {
@@ -151,25 +135,6 @@ impl ScratchPool {
             }
         }
         None
-    }
-
-    /// Returns a buffer, or the means to allocate one more; `None` if all are in use.
-    pub(crate) fn take(&mut self) -> Option<ScratchOffer> {
-        if let Some(free) = self.take_free() {
-            return Some(ScratchOffer::Free(free));
-        }
-        // Relaxed: only this direction's submit thread increases it; others decrease it.
-        let made = self.made.fetch_add(1, Ordering::Relaxed);
-        let counted = CountedBuffer(Arc::clone(&self.made));
-        (made < self.most).then(|| {
-            let (allocator, bytes) = (self.allocator.clone(), self.bytes);
-            ScratchOffer::ToMake(ScratchAllocation {
-                allocator,
-                bytes,
-                counted,
-                is_first: made == 0,
-            })
-        })
     }
 
     /// Takes back a buffer that no work on the device uses.

@@ -7,7 +7,6 @@ use terrane_core::sync::lock;
 
 use crate::engine::complete::progress::JobProgress;
 use crate::engine::resources::scratch::{Scratch, ScratchPool};
-use crate::engine::shared::Shared;
 use crate::runtime::event::Event;
 
 /// The jobs and buffers of one direction, shared by its submit thread and the threads that enqueue
@@ -22,9 +21,12 @@ pub(crate) struct DirectionQueue {
 }
 
 impl DirectionQueue {
-    pub(crate) fn new(shared: &Shared, of_all: &Arc<AtomicUsize>) -> Arc<Self> {
-        let scratch = Mutex::new(ScratchPool::new(&shared.context, &shared.options));
-        Arc::new(Self { scratch, jobs: AtomicUsize::new(0), of_all: Arc::clone(of_all) })
+    pub(crate) fn new(of_all: &Arc<AtomicUsize>) -> Arc<Self> {
+        Arc::new(Self {
+            scratch: Mutex::default(),
+            jobs: AtomicUsize::new(0),
+            of_all: Arc::clone(of_all),
+        })
     }
 
     /// Adds a job to the count. Returns whether it is the only one of this direction.

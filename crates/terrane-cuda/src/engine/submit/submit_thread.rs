@@ -12,7 +12,7 @@ use terrane_transfer::CopyFailure;
 use crate::engine::complete::completion_queue::{CompletionThreads, Task};
 use crate::engine::complete::failed_job::{FailedJob, engine_failure};
 use crate::engine::complete::in_flight::DueTime;
-use crate::engine::resources::scratch::ScratchOffer;
+use crate::engine::resources::scratch::ScratchMaker;
 use crate::engine::shared::Shared;
 use crate::engine::submit::direction_queue::{DirectionQueue, SubmittedChunk};
 use crate::engine::submit::queued_job::QueuedJob;
@@ -26,6 +26,7 @@ pub(crate) struct SubmitThread {
     jobs: Receiver<QueuedJob>,
     completion_threads: CompletionThreads,
     queue: Arc<DirectionQueue>,
+    scratch_maker: ScratchMaker,
     turns: VecDeque<QueuedJob>,
     /// Chunks on the device, in the order of their submission.
     pending: VecDeque<SubmittedChunk>,
@@ -38,8 +39,15 @@ impl SubmitThread {
         jobs: Receiver<QueuedJob>,
         completion_threads: CompletionThreads,
     ) -> Self {
-        let (turns, pending) = (VecDeque::new(), VecDeque::new());
-        Self { shared, jobs, completion_threads, queue, turns, pending }
+        Self {
+            scratch_maker: ScratchMaker::new(&shared.context, &shared.options),
+            shared,
+            jobs,
+            completion_threads,
+            queue,
+            turns: VecDeque::new(),
+            pending: VecDeque::new(),
+        }
     }
 
     /// Serves jobs until no source of jobs is left, and all jobs are submitted.
@@ -181,19 +189,18 @@ impl SubmitThread {
             self.retire_oldest();
         }
         while submission.needs_scratch() {
-            let offer = self.queue.scratch().take();
-            let made = match offer {
-                Some(ScratchOffer::Free(scratch)) => Ok(Some(scratch)),
-                Some(ScratchOffer::ToMake(maker)) => maker.make(),
-                None => Ok(None),
+            let free = self.queue.scratch().take_free();
+            let scratch = match free {
+                Some(scratch) => Ok(Some(scratch)),
+                None => self.scratch_maker.make(),
             };
-            match made {
+            match scratch {
                 Ok(Some(scratch)) => {
                     submission.put_scratch(scratch);
                     break;
                 }
                 Ok(None) => self.await_scratch(submission)?,
-                Err(error) if error.is_device_lost() => return Err(error),
+                Err(error) if error.is_context_lost() => return Err(error),
                 Err(error) => {
                     tracing::debug!(%error, "no memory for a buffer; the transfer continues without staging");
                     submission.do_without_scratch(&self.shared)?;

@@ -42,7 +42,7 @@ impl PinnedAllocator {
     /// - Dropping the memory during the background work stops that work, waits for the threads, and
     ///   unregisters the registered steps.
     ///
-    /// Memory that the driver itself allocates (registration off, or write-combined memory) is
+    /// Memory that the driver itself allocates (registration off) is
     /// ready when this returns.
     ///
     /// # Errors
@@ -53,8 +53,7 @@ impl PinnedAllocator {
         request: &RegionRequest,
     ) -> Result<(PinnedMemory, PinnedBringUp), CudaError> {
         let options = self.options();
-        let is_registered = options.registration != Requirement::Off && !options.is_write_combined;
-        if request.bytes.is_zero() || !is_registered {
+        if request.bytes.is_zero() || options.registration == Requirement::Off {
             let memory = self.allocate_memory(request)?;
             let bring_up = PinnedBringUp::complete(memory.length());
             return Ok((memory, bring_up));

@@ -10,8 +10,6 @@ use crate::runtime::context::Context;
 /// `CU_MEMHOSTALLOC_PORTABLE`: for every context; `CU_MEMHOSTALLOC_DEVICEMAP`: in the device's
 /// address space.
 const PORTABLE_AND_MAPPED: u32 = 1 | 2;
-/// `CU_MEMHOSTALLOC_WRITECOMBINED`.
-const WRITE_COMBINED: u32 = 4;
 
 /// An allocation of `cuMemHostAlloc`, zeroed, freed when it drops.
 #[derive(Debug)]
@@ -32,17 +30,16 @@ impl HostAllocation {
         context: &Context,
         length: ByteCount,
         alignment: Alignment,
-        is_write_combined: bool,
     ) -> Result<Self, CudaError> {
         // The driver's allocations begin at a page.
         let slack = if alignment > Alignment::PAGE { alignment.get() } else { 0 };
         let bytes = length.checked_add(ByteCount::new(slack))?;
-        let flags = PORTABLE_AND_MAPPED | if is_write_combined { WRITE_COMBINED } else { 0 };
         let mut address = ptr::null_mut();
         context.bound(|functions| {
             // SAFETY: the function writes one address.
-            let code =
-                unsafe { (functions.cuMemHostAlloc)(&raw mut address, bytes.to_usize(), flags) };
+            let code = unsafe {
+                (functions.cuMemHostAlloc)(&raw mut address, bytes.to_usize(), PORTABLE_AND_MAPPED)
+            };
             check("cuMemHostAlloc", code)
         })?;
         let base = HostAddress::new(NonNull::new(address).unwrap_or(NonNull::dangling()));

@@ -132,7 +132,7 @@ impl PinnedAllocator {
     ///
     /// [`CudaError::HostMemory`] if the memory cannot be mapped or was cancelled;
     /// [`CudaError::Capability`] if a required capability was not granted; [`CudaError::Driver`] if
-    /// the driver cannot allocate memory either; [`CudaError::DeviceLost`]. After an error nothing
+    /// the driver cannot allocate memory either; [`CudaError::ContextLost`]. After an error nothing
     /// stays mapped or registered.
     pub fn allocate_memory(&self, request: &RegionRequest) -> Result<PinnedMemory, CudaError> {
         let mut report = self.report()?;
@@ -147,14 +147,7 @@ impl PinnedAllocator {
         }
         let requirement = self.options.registration;
         let mut entry = None;
-        if self.options.is_write_combined {
-            let reason = Reason::Unsupported { by: "write-combined memory" };
-            report.record(
-                Capability::HostRegistration,
-                requirement,
-                CapabilityStatus::Refused(reason),
-            );
-        } else if requirement == Requirement::Off {
+        if requirement == Requirement::Off {
             report.record(Capability::HostRegistration, requirement, CapabilityStatus::NotTried);
         } else {
             match self.register(request, &mut report)? {
@@ -264,10 +257,9 @@ impl PinnedAllocator {
         let Limits { alignment, granule, .. } = self.limits();
         let length = request.bytes.align_up(granule)?;
         let alignment = request.alignment.max(alignment);
-        let is_write_combined = self.options.is_write_combined;
         self.go_on(ByteCount::ZERO, length)?;
         let entry = entry.unwrap_or_else(|| self.progress.enter(length));
-        let allocation = HostAllocation::new(&self.context, length, alignment, is_write_combined)?;
+        let allocation = HostAllocation::new(&self.context, length, alignment)?;
         let address = allocation.first();
         entry.finish();
         Ok(PinnedMemory {

@@ -32,9 +32,6 @@ pub struct PinnedOptions {
     /// is rounded down to whole units (those of the request, as for [`unit`](Self::unit)), but at
     /// least one.
     pub background_step: ByteCount,
-    /// Whether the memory is write-combined: writes bypass the processor's caches, and reads are
-    /// slow. Only the driver's own allocation supports this.
-    pub is_write_combined: bool,
 }
 
 /// 64 GiB.
@@ -43,8 +40,7 @@ pub(super) const LARGEST_REGISTRATION: ByteCount = ByteCount::gib(64);
 impl Default for PinnedOptions {
     /// Transparent huge pages near the device, touched by all processors of its node. They are
     /// registered in chunks of at most 64 GiB, which split no unit of the request, or no 2 MiB.
-    /// Background preparation uses steps of 512 MiB. The processor caches the memory like any other
-    /// memory.
+    /// Background preparation uses steps of 512 MiB.
     fn default() -> Self {
         Self {
             system: SystemOptions::default(),
@@ -53,7 +49,6 @@ impl Default for PinnedOptions {
             largest_registration: LARGEST_REGISTRATION,
             unit: ByteCount::mib(2),
             background_step: ByteCount::mib(512),
-            is_write_combined: false,
         }
     }
 }

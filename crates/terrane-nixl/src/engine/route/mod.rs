@@ -146,7 +146,7 @@ impl Route {
             }
             _ => return Err(Declined::Kinds),
         };
-        let target_side = other_side(local);
+        let target_side = local.other();
         let bases = |endpoint: &Endpoint, find: fn(&Agent, &Endpoint) -> Option<RegionBases>| {
             let compute = || Some(cache.insert(endpoint, Arc::new(find(agent, endpoint)?)));
             cache.get(endpoint).or_else(compute)
@@ -202,7 +202,7 @@ impl Route {
 
     /// The side of the target.
     pub(super) fn target_side(&self) -> Side {
-        other_side(self.local)
+        self.local.other()
     }
 
     pub(super) fn backend<'a>(&self, agent: &'a Agent) -> Option<&'a Backend> {
@@ -232,13 +232,6 @@ impl Route {
     }
 }
 
-fn other_side(side: Side) -> Side {
-    match side {
-        Side::Source => Side::Destination,
-        Side::Destination => Side::Source,
-    }
-}
-
 /// Whether the plan's file accesses are aligned as a backend with direct I/O needs. GDS aligns them
 /// by itself.
 fn is_aligned(backend: &Backend, plan: &TransferPlan) -> bool {
@@ -246,13 +239,12 @@ fn is_aligned(backend: &Backend, plan: &TransferPlan) -> bool {
     if !direct || backend.name.as_str().starts_with("GDS") {
         return true;
     }
-    [Side::Source, Side::Destination].into_iter().all(|side| {
-        let other = other_side(side);
+    Side::BOTH.into_iter().all(|side| {
         plan.end(side).bases().iter().all(|base| match base {
             Location::File(position) => position.file.direct.is_some_and(|direct| {
                 !plan.breaks_pieces()
                     && plan.alignment(side) >= direct.offset_alignment
-                    && plan.alignment(other) >= direct.memory_alignment
+                    && plan.alignment(side.other()) >= direct.memory_alignment
             }),
             _ => true,
         })

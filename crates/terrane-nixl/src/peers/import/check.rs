@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashSet;
-use terrane_core::{BackendName, Requirement};
-use terrane_wire::LayoutDescriptor;
+use terrane_core::{AgentName, BackendName, Requirement};
+use terrane_wire::{LayoutDescriptor, RegionDescriptor};
 
 use crate::agent::Agent;
 use crate::peers::error::ImportError;
-use crate::peers::metadata::coverage::uncovered;
+use crate::peers::metadata::coverage::covering;
 use crate::peers::metadata::parts::MetadataParts;
 use crate::peers::metadata::{ConnectionInfo, MalformedMetadata, MemoryKey, Metadata};
 
@@ -103,22 +103,37 @@ impl Agent {
         // The sender chooses the length of both.
         let connections: FxHashSet<&str> = connections.iter().map(|c| c.backend).collect();
         theirs.retain(|backend| connections.contains(backend));
-        let ours = || self.backends().any(|ours| theirs.contains(&ours.as_str()));
-        let (mut usable, mut furthest) = (Vec::new(), 0);
+        let usable = self.usable_backends(described.agent(), described.regions(), &theirs, keys)?;
+        Ok(usable.into_iter().map(|(backend, _)| backend).collect())
+    }
+
+    /// Those backends of both agents that reach all regions, with the key of each region; at least
+    /// one.
+    pub(in crate::peers) fn usable_backends<'a>(
+        &self,
+        peer: &AgentName,
+        regions: &[RegionDescriptor],
+        theirs: &[&str],
+        keys: &[MemoryKey<'a>],
+    ) -> Result<Vec<(BackendName, Vec<MemoryKey<'a>>)>, ImportError> {
+        let (mut usable, mut furthest) = (Vec::new(), None);
         for backend in self.backends().filter(|ours| theirs.contains(&ours.as_str())) {
-            match uncovered(described.regions(), backend, keys) {
-                None => usable.push(backend.clone()),
-                Some(region) => furthest = furthest.max(region),
+            match covering(regions, backend, keys) {
+                Ok(keys) => usable.push((backend.clone(), keys)),
+                Err(region) => furthest = furthest.max(Some(region)),
             }
         }
         if !usable.is_empty() {
             return Ok(usable);
         }
-        let peer = described.agent().clone();
-        if ours() {
-            return Err(ImportError::NotCovered { region: furthest, peer });
-        }
-        let theirs = theirs.into_iter().map(BackendName::from).collect();
-        Err(ImportError::NoCommonBackend { peer, theirs, ours: self.backends().cloned().collect() })
+        let peer = peer.clone();
+        Err(match furthest {
+            Some(region) => ImportError::NotCovered { region, peer },
+            None => ImportError::NoCommonBackend {
+                peer,
+                theirs: theirs.iter().copied().map(BackendName::from).collect(),
+                ours: self.backends().cloned().collect(),
+            },
+        })
     }
 }

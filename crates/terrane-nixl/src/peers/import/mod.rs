@@ -56,7 +56,7 @@ impl Agent {
         bytes: &[u8],
         limits: &WireLimits,
     ) -> Result<RemoteLayout, ImportError> {
-        self.import_with(bytes, limits, ImportMode::Import)
+        self.import_described(LayoutDescriptor::decode(bytes, limits)?, ImportMode::Import)
     }
 
     /// Imports a layout of a peer that was restarted under the same name, or has registered its
@@ -75,29 +75,8 @@ impl Agent {
     /// process are in flight. If NIXL refuses the metadata ([`ImportError::Load`],
     /// [`ImportError::NotFound`]), the peer is no longer known.
     pub fn refresh(&self, bytes: &[u8]) -> Result<RemoteLayout, ImportError> {
-        self.refresh_within(bytes, &WireLimits::DEFAULT)
-    }
-
-    /// Like [`refresh`](Self::refresh), with other limits.
-    ///
-    /// # Errors
-    ///
-    /// As for [`refresh`](Self::refresh).
-    pub fn refresh_within(
-        &self,
-        bytes: &[u8],
-        limits: &WireLimits,
-    ) -> Result<RemoteLayout, ImportError> {
-        self.import_with(bytes, limits, ImportMode::Refresh)
-    }
-
-    pub(super) fn import_with(
-        &self,
-        bytes: &[u8],
-        limits: &WireLimits,
-        mode: ImportMode,
-    ) -> Result<RemoteLayout, ImportError> {
-        self.import_described(LayoutDescriptor::decode(bytes, limits)?, mode)
+        let described = LayoutDescriptor::decode(bytes, &WireLimits::DEFAULT)?;
+        self.import_described(described, ImportMode::Refresh)
     }
 
     pub(super) fn import_described(

@@ -154,7 +154,7 @@ impl Submission {
         let filled = room.and_then(|mut room| room.fill(blocks, stream).map(|()| room));
         match filled {
             Ok(lists) => self.lists = Some(lists),
-            Err(error) if error.is_device_lost() => return Err(error),
+            Err(error) if error.is_context_lost() => return Err(error),
             // The launches then carry the ids in their parameters, and there are more launches.
             Err(error) => tracing::debug!(%error, "no list of blocks"),
         }

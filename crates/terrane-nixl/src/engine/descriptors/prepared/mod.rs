@@ -9,9 +9,7 @@
 //!   registration alive;
 //! - a list of a peer's memory is used only while NIXL's data of the peer is unchanged
 //!   ([`PeerUse::generation`]). That data does not change from the moment when a transfer finds the
-//!   peer ready until the transfer ends;
-//! - an agent with a listener prepares no lists, because its peers can make it forget and reload
-//!   others.
+//!   peer ready until the transfer ends.
 //!
 //! A request copies the data that it needs from the lists. NIXL follows no pointer when it releases
 //! a list, so a list may outlive the memory. It must not outlive the agent. Releasing a list takes
@@ -89,7 +87,7 @@ impl PreparedLists {
         peer: &PeerUse,
         descriptors: usize,
     ) -> Option<LocalAndTarget<Arc<PreparedList>>> {
-        if self.max_pieces == 0 || agent.listens() || !matches!(route.target, Target::Peer { .. }) {
+        if self.max_pieces == 0 || !matches!(route.target, Target::Peer { .. }) {
             return None;
         }
         let mut released = Vec::new();

@@ -208,7 +208,6 @@ fn the_state_of_requests_is_unknown_after_nixl_forgot_their_peer() {
     over_tcp(TEST, || {
         let agents = TwoAgents::silent();
         let (mut transfer, completion) = agents.reading(1);
-        // A message to NIXL's listener has the same effect.
         let name = agents.agent.nixl_name_of(&agents.owner);
         agents.agent.raw().invalidate_remote_md(&name).unwrap();
         let mut orphaned = agents.finish(&mut transfer, || ()).unwrap();
