@@ -206,6 +206,10 @@ impl<'a> Work<'a> {
                 }
             }
             if started.is_empty() {
+                // The caller's thread keeps its processors, so the named ones are refused.
+                if threads.cpus.is_some() {
+                    lock(&self.touched).affinity_refusal = refusal;
+                }
                 self.run(None);
             }
             beside();
