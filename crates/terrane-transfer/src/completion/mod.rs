@@ -137,14 +137,7 @@ impl<G> Completion<G> {
             if let Some(outcome) = self.shared.take_outcome(&mut state) {
                 return outcome;
             }
-            match state.invitation() {
-                Some(invitation) if polling.continues(&invitation) => {
-                    drop(state);
-                    polling.poll(&invitation);
-                    state = lock(&self.shared.state);
-                }
-                _ => state = self.shared.sleep(state, polling.sleep_limit()),
-            }
+            state = self.shared.poll_or_sleep(state, &mut polling, None);
         }
     }
 
@@ -170,19 +163,7 @@ impl<G> Completion<G> {
                 drop(state);
                 return Err(self);
             }
-            match state.invitation() {
-                Some(invitation) if polling.continues(&invitation) => {
-                    drop(state);
-                    polling.poll(&invitation);
-                    state = lock(&self.shared.state);
-                }
-                _ => {
-                    let most = polling
-                        .sleep_limit()
-                        .map_or(remaining, |sleep_limit| sleep_limit.min(remaining));
-                    state = self.shared.sleep(state, Some(most));
-                }
-            }
+            state = self.shared.poll_or_sleep(state, &mut polling, Some(remaining));
         }
     }
 }
@@ -272,6 +253,23 @@ impl<G> SharedCompletion<G> {
         let invitation = lock(&self.state).invitation();
         if let Some(invitation) = invitation {
             waiter_progress::poll(&invitation);
+        }
+    }
+
+    /// Polls the engine once, or sleeps until the state may have changed, at most for `most`.
+    fn poll_or_sleep<'a>(
+        &'a self,
+        state: MutexGuard<'a, CompletionState>,
+        polling: &mut WaiterPolling,
+        most: Option<Duration>,
+    ) -> MutexGuard<'a, CompletionState> {
+        match state.invitation() {
+            Some(invitation) if polling.continues(&invitation) => {
+                drop(state);
+                polling.poll(&invitation);
+                lock(&self.state)
+            }
+            _ => self.sleep(state, polling.sleep_limit().into_iter().chain(most).min()),
         }
     }
 
