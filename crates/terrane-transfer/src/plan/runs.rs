@@ -272,7 +272,7 @@ impl TransferPlan {
     }
 
     /// The alignment of contiguous stretches at one end, over all runs of a pair of blocks.
-    pub(super) fn stretch_alignment(&self, side: Side, _of_end: Alignment) -> Alignment {
+    pub(super) fn stretch_alignment(&self, side: Side) -> Alignment {
         let mut bits = self.block_bits(side);
         for group in self.groups() {
             let mut images: Vec<Image> =
