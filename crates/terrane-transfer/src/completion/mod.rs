@@ -197,24 +197,7 @@ impl<G> Future for CompletionFuture<G> {
 
     /// Ready once. A poll after that returns pending.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome<G>> {
-        if let Some(lost) = self.shared.take_lost() {
-            return Poll::Ready(lost);
-        }
-        self.shared.poll_engine();
-        // Cloning or dropping a waker runs foreign code, so neither happens under the lock.
-        let latest = context.waker().clone();
-        let mut state = lock(&self.shared.state);
-        if let Some(outcome) = self.shared.take_outcome(&mut state) {
-            drop(state);
-            return Poll::Ready(outcome);
-        }
-        let replaced = match &mut *state {
-            CompletionState::InFlight { waker, .. } => waker.replace(latest),
-            CompletionState::Ended(_) | CompletionState::Taken => Some(latest),
-        };
-        drop(state);
-        drop(replaced);
-        Poll::Pending
+        self.shared.poll_outcome(context)
     }
 }
 
@@ -254,6 +237,28 @@ impl<G> SharedCompletion<G> {
         if let Some(invitation) = invitation {
             waiter_progress::poll(&invitation);
         }
+    }
+
+    /// Returns the outcome once, or registers the task's waker.
+    fn poll_outcome(&self, context: &mut Context<'_>) -> Poll<Outcome<G>> {
+        if let Some(lost) = self.take_lost() {
+            return Poll::Ready(lost);
+        }
+        self.poll_engine();
+        // Cloning or dropping a waker runs foreign code, so neither happens under the lock.
+        let latest = context.waker().clone();
+        let mut state = lock(&self.state);
+        if let Some(outcome) = self.take_outcome(&mut state) {
+            drop(state);
+            return Poll::Ready(outcome);
+        }
+        let replaced = match &mut *state {
+            CompletionState::InFlight { waker, .. } => waker.replace(latest),
+            CompletionState::Ended(_) | CompletionState::Taken => Some(latest),
+        };
+        drop(state);
+        drop(replaced);
+        Poll::Pending
     }
 
     /// Polls the engine once, or sleeps until the state may have changed, at most for `most`.
