@@ -1,5 +1,6 @@
 //! The typestate builder: config, kind, memory, registration, build.
 
+use std::slice;
 use std::sync::Arc;
 
 use terrane_core::{AgentName, Allocate, Limits, Memory, Region, Register, Registered};
@@ -159,7 +160,8 @@ impl<A: Allocate> LayoutBuilder<Ready<'_, FromAllocator<'_, A>>> {
         // This finds an allocator that breaks its contract before a peer can access the memory.
         Part::Base.check(&memory, plan.base_bytes(), plan.alignment())?;
         let (storage_kind, held) = (memory.kind(), memory.length());
-        let (base, registration) = planned.policy.register_base(memory)?;
+        let mut base = Region::new(memory);
+        let registration = planned.policy.register(slice::from_mut(&mut base), |_| Part::Base)?;
         let padding = PaddingReport::new(plan.geometry(), held);
         let regions = plan.cut(&base)?;
         Ok(PhysicalLayout::new(&plan, regions, storage_kind, registration, padding))
@@ -173,13 +175,15 @@ impl LayoutBuilder<Ready<'_, Adopted>> {
     ///
     /// [`BuildFailed`] returns the regions, registered as before the call, with the cause.
     pub fn build(self) -> Result<PhysicalLayout, BuildFailed> {
-        let Ready { geometry, memory: Adopted { regions }, policy } = self.state;
+        let Ready { geometry, memory: Adopted { mut regions }, policy } = self.state;
         let planned =
             Planned::new(geometry, Limits::NONE, policy, |plan| Adoptable::check(plan, &regions));
         match planned {
             Ok(Planned { plan, checked, policy }) => {
-                let (regions, registration) = policy.register_each(regions)?;
-                Ok(checked.into_layout(&plan, regions, registration))
+                match policy.register(&mut regions, Part::Region) {
+                    Ok(registration) => Ok(checked.into_layout(&plan, regions, registration)),
+                    Err(cause) => Err(BuildFailed { regions, cause }),
+                }
             }
             Err(cause) => Err(BuildFailed { regions, cause }),
         }
@@ -280,67 +284,34 @@ impl<'r, T> Planned<'r, T> {
 }
 
 impl Effective<'_> {
-    fn register_base<M: Memory>(
+    /// Registers the regions in place. If that fails, all of them stay as they were.
+    fn register(
         self,
-        memory: M,
-    ) -> Result<(Region, RegistrationState), LayoutError> {
+        regions: &mut [Region],
+        part: impl Fn(u32) -> Part,
+    ) -> Result<RegistrationState, LayoutError> {
         let (registrar, required) = match self {
-            Self::Unregistered => {
-                return Ok((Region::new(memory), RegistrationState::Unregistered));
-            }
-            Self::Refused { agent, cause } => {
-                return Ok((Region::new(memory), refused(agent, cause)));
-            }
+            Self::Unregistered => return Ok(RegistrationState::Unregistered),
+            Self::Refused { agent, cause } => return Ok(refused(agent, cause)),
             Self::Required(registrar) => (registrar, true),
             Self::IfSupported(registrar) => (registrar, false),
         };
         let agent = registrar.agent().clone();
-        match Registered::new(registrar, memory) {
-            Ok(registered) => {
-                Ok((Region::new(registered), RegistrationState::Registered { agent }))
-            }
-            Err(failed) => {
-                let source = Box::new(failed.cause);
-                let cause = LayoutError::Register { part: Part::Base, source };
-                if required {
-                    Err(cause)
-                } else {
-                    Ok((Region::new(failed.memory), refused(agent, cause)))
-                }
-            }
-        }
-    }
-
-    fn register_each(
-        self,
-        regions: Vec<Region>,
-    ) -> Result<(Vec<Region>, RegistrationState), BuildFailed> {
-        let (registrar, required) = match self {
-            Self::Unregistered => return Ok((regions, RegistrationState::Unregistered)),
-            Self::Refused { agent, cause } => return Ok((regions, refused(agent, cause))),
-            Self::Required(registrar) => (registrar, true),
-            Self::IfSupported(registrar) => (registrar, false),
-        };
-        let agent = registrar.agent().clone();
-        // Clones of the regions are registered; on failure the originals are returned.
         let mut registered = Vec::with_capacity(regions.len());
-        for (number, region) in (0_u32..).zip(&regions) {
+        for (number, region) in (0_u32..).zip(&*regions) {
             match Registered::new(registrar, region.clone()) {
                 Ok(region) => registered.push(Region::new(region)),
                 Err(failed) => {
                     // The latest first, in the reverse order of registration.
                     while registered.pop().is_some() {}
                     let source = Box::new(failed.cause);
-                    let cause = LayoutError::Register { part: Part::Region(number), source };
-                    return if required {
-                        Err(BuildFailed { regions, cause })
-                    } else {
-                        Ok((regions, refused(agent, cause)))
-                    };
+                    let cause = LayoutError::Register { part: part(number), source };
+                    return if required { Err(cause) } else { Ok(refused(agent, cause)) };
                 }
             }
         }
-        Ok((registered, RegistrationState::Registered { agent }))
+        regions.iter_mut().zip(registered).for_each(|(region, registered)| *region = registered);
+        Ok(RegistrationState::Registered { agent })
     }
 }
 

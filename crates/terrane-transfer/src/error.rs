@@ -423,47 +423,39 @@ fn declined_text(declined: &[(&'static str, Declined)]) -> String {
 }
 
 fn incomplete_text(blocks: &[u32]) -> String {
-    const SHOWN: usize = 4;
-    let shown: Vec<_> = blocks.iter().take(SHOWN).map(u32::to_string).collect();
-    let more = match blocks.len().saturating_sub(SHOWN) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
     let noun = if blocks.len() == 1 { "block" } else { "blocks" };
-    format!("a failed transfer may have written source {noun} {}{more} in part", shown.join(", "))
+    let listed = first_four(blocks, ", ", u32::to_string);
+    format!("a failed transfer may have written source {noun} {listed} in part")
 }
 
 fn mismatch_text(blocks: &[ChecksumDifference]) -> String {
-    const SHOWN: usize = 4;
-    let mut shown: Vec<_> = blocks
-        .iter()
-        .take(SHOWN)
-        .map(|differs| {
-            let ChecksumDifference { source_block, destination_block, expected, found } = differs;
-            format!(
-                "source block {source_block}, copied to destination block {destination_block}, has \
-                 checksum {found:#018x}, and {expected:#018x} was expected"
-            )
-        })
-        .collect();
-    if blocks.len() > SHOWN {
-        shown.push(format!("and {} more differ", blocks.len() - SHOWN));
-    }
-    shown.join("; ")
+    first_four(blocks, "; ", |differs| {
+        let ChecksumDifference { source_block, destination_block, expected, found } = differs;
+        format!(
+            "source block {source_block}, copied to destination block {destination_block}, has \
+             checksum {found:#018x}, and {expected:#018x} was expected"
+        )
+    })
 }
 
 fn conflict_text(conflicts: &[BlockConflict]) -> String {
+    let listed = first_four(conflicts, ", ", |conflict| {
+        let BlockConflict { side, block, held, holder, .. } = conflict;
+        format!("{side} block {block} is in use (being {held}) by transfer or hold {holder}")
+    });
+    let (them, tickets) = match conflicts {
+        [_] => ("it", "its ticket"),
+        _ => ("them", "their tickets"),
+    };
+    format!("{listed}; wait for {them} to end or drop, or order this transfer after {tickets}")
+}
+
+/// The texts of the first four items, and the number of the others.
+fn first_four<T>(items: &[T], separator: &str, text: impl Fn(&T) -> String) -> String {
     const SHOWN: usize = 4;
-    let mut blocks: Vec<_> = conflicts
-        .iter()
-        .take(SHOWN)
-        .map(|c| {
-            let BlockConflict { side, block, held, holder, .. } = c;
-            format!("{side} block {block} is being {held} by transfer {holder}")
-        })
-        .collect();
-    if conflicts.len() > SHOWN {
-        blocks.push(format!("and {} more", conflicts.len() - SHOWN));
+    let mut texts: Vec<_> = items.iter().take(SHOWN).map(text).collect();
+    if items.len() > SHOWN {
+        texts.push(format!("and {} more", items.len() - SHOWN));
     }
-    format!("{}; wait for those transfers, or run after their tickets", blocks.join(", "))
+    texts.join(separator)
 }

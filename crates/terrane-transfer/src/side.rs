@@ -44,27 +44,12 @@ pub struct Ends<T> {
 }
 
 impl<T> Ends<T> {
-    /// The results of a function for both sides, the source's first.
-    pub fn from_fn(mut value: impl FnMut(Side) -> T) -> Self {
-        let source = value(Side::Source);
-        Self { source, destination: value(Side::Destination) }
-    }
-
     /// The value for one side.
     #[inline]
     pub const fn get(&self, side: Side) -> &T {
         match side {
             Side::Source => &self.source,
             Side::Destination => &self.destination,
-        }
-    }
-
-    /// The value for one side.
-    #[inline]
-    pub const fn get_mut(&mut self, side: Side) -> &mut T {
-        match side {
-            Side::Source => &mut self.source,
-            Side::Destination => &mut self.destination,
         }
     }
 
@@ -88,13 +73,6 @@ impl<T> Ends<T> {
             source: (self.source, other.source),
             destination: (self.destination, other.destination),
         }
-    }
-}
-
-/// The source's value comes first.
-impl<T> From<[T; 2]> for Ends<T> {
-    fn from([source, destination]: [T; 2]) -> Self {
-        Self { source, destination }
     }
 }
 

@@ -47,5 +47,5 @@ pub fn mla(config: &LayoutConfig, pages: u32) -> Result<Geometry, LayoutError> {
 }
 
 fn chunked(config: &LayoutConfig, shape: &str, pages: u32) -> Result<Geometry, LayoutError> {
-    Geometry::from_form(&Sizes::of(config).split_form(shape, Some(pages), None)?)
+    Geometry::from_form(&Sizes::of(config).split_form(shape, Some(pages))?)
 }

@@ -2,7 +2,7 @@
 
 use terrane_core::ByteCount;
 
-use super::shape::{Sizes, divide, in_regions};
+use super::shape::{Sizes, divide};
 use crate::config::LayoutConfig;
 use crate::error::LayoutError;
 use crate::geometry::{Axis, AxisSteps, Geometry, Section, SectionName, Step};
@@ -114,5 +114,6 @@ pub fn state_pages(
         sections.push(section);
         offset = offset.checked_add(ByteCount::new(bytes))?;
     }
-    in_regions(sections, 1, layer.checked_mul("num_layers", num_layers.into())?)
+    let region = layer.checked_mul("num_layers", num_layers.into())?;
+    Geometry::from_sections_in(sections, &[region])
 }

@@ -16,8 +16,7 @@ use crate::geometry::{Axis, Geometry, SectionName, TensorForm};
 /// [`LayoutError::HeadsNotStated`], and [`LayoutError`] as from [`Geometry::from_form`].
 pub fn vllm_v0(config: &LayoutConfig, x: u32) -> Result<Geometry, LayoutError> {
     let sizes = Sizes::of(config).of_outers(2)?;
-    let keys = terrane_core::ByteCount::new(sizes.piece_bytes()?)
-        .checked_mul("num_blocks", sizes.blocks.into())?;
+    let keys = config.piece_bytes().checked_mul("num_blocks", sizes.blocks.into())?;
     let mut sections = moved(&split_keys(&sizes, x)?, 0, 0)?;
     sections.extend(moved(&transposed_values(&sizes)?, 0, keys.get())?);
     Geometry::from_sections(sections)

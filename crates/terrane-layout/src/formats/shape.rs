@@ -45,35 +45,17 @@ impl Sizes {
         if self.outers == 1 { &[SectionName::LATENT] } else { &[SectionName::K, SectionName::V] }
     }
 
-    /// Bytes of all heads of one token, in one layer and section.
-    pub(super) fn row_bytes(&self) -> Result<u64, LayoutError> {
-        let factors = [
-            ("heads", self.heads.unwrap_or(1).into()),
-            ("elements", self.elements.into()),
-            ("element bytes", self.element_bytes.into()),
-        ];
-        Ok(ByteCount::product(&factors)?.get())
-    }
-
-    /// Bytes of all tokens of a block, in one layer and section.
-    pub(super) fn piece_bytes(&self) -> Result<u64, LayoutError> {
-        Ok(ByteCount::new(self.row_bytes()?).checked_mul("tokens", self.tokens.into())?.get())
-    }
-
     /// The form of a shape in the letters of [`formats`](super). Lists of tensors are before `|`.
     pub(super) fn form(&self, shape: &str) -> Result<TensorForm, LayoutError> {
-        self.split_form(shape, None, None)
+        self.split_form(shape, None)
     }
 
     /// As [`form`](Self::form), for shapes in which `C` is chunks of blocks and `B` the blocks of
     /// one chunk.
-    ///
-    /// The dimension before `_` has the stride `padded`, in bytes.
     pub(super) fn split_form(
         &self,
         shape: &str,
         blocks_per_chunk: Option<u32>,
-        padded: Option<u64>,
     ) -> Result<TensorForm, LayoutError> {
         let (lists, dimensions) = shape.split_once('|').unwrap_or(("", shape));
         let mut form = TensorForm::new(self.names(), self.element_bytes);
@@ -84,10 +66,6 @@ impl Sizes {
         }
         let mut letters = dimensions.chars().peekable();
         while let Some(letter) = letters.next() {
-            if letter == '_' {
-                form = padded.into_iter().fold(form, TensorForm::padded);
-                continue;
-            }
             if letter == 'H' && self.heads.is_none() {
                 // Without stated heads, the row must stay whole.
                 if letters.peek() != Some(&'D') {
@@ -171,14 +149,4 @@ pub(super) fn moved(
             Ok(section.at(region, offset))
         })
         .collect()
-}
-
-/// The geometry of a form whose regions have `bytes` each, including padding after the last block.
-pub(super) fn in_regions(
-    sections: Vec<Section>,
-    regions: u32,
-    bytes: ByteCount,
-) -> Result<Geometry, LayoutError> {
-    let regions = ByteCount::new(regions.into()).to_usize();
-    Geometry::from_sections_in(sections, &vec![bytes; regions])
 }

@@ -3,7 +3,7 @@
 
 use terrane_core::ByteCount;
 
-use super::shape::{Sizes, divide, in_regions};
+use super::shape::{Sizes, divide};
 use crate::config::LayoutConfig;
 use crate::element::ElementFormat;
 use crate::error::LayoutError;
@@ -238,7 +238,7 @@ fn rows(
         }
         stride = stride.checked_mul("dimension", count.into())?;
     }
-    in_regions(sections, 1, stride)
+    Geometry::from_sections_in(sections, &[stride])
 }
 
 /// The host rows of the offloading worker (`SharedOffloadRegion`). A row holds `blocks_per_chunk`

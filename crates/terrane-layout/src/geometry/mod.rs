@@ -176,7 +176,7 @@ impl Geometry {
         Ok(Self {
             num_blocks,
             num_layers,
-            pieces: PieceStrides::of(sections, &nests),
+            pieces: PieceStrides::of(sections),
             page: Page::of(sections, &nests),
             sections: sections.into(),
             regions,

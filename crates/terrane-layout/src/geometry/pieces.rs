@@ -4,8 +4,8 @@ use terrane_core::ByteCount;
 
 use super::axis::Axis;
 use super::index::RegionOffset;
-use super::proof::Nest;
 use super::section::Section;
+use super::stretches::Stretches;
 
 /// The strides of a regular layout: every (block, layer, section) is one contiguous piece, all
 /// pieces have one length, and sections are at equal distances.
@@ -24,7 +24,7 @@ pub struct PieceStrides {
 
 impl PieceStrides {
     /// The strides of these sections, if they are regular.
-    pub(super) fn of(sections: &[Section], nests: &[Nest]) -> Option<Self> {
+    pub(super) fn of(sections: &[Section]) -> Option<Self> {
         let (first, others) = sections.split_first()?;
         let outer = match others {
             [] => first.shape().piece_bytes(),
@@ -40,12 +40,11 @@ impl PieceStrides {
         };
         // The layer axis may be spread over regions, one for each layer.
         let layers_fit = is_single(layer) && (layer.outer().count == 1 || layer.inner().count == 1);
-        let is_contiguous = |nest: &Nest| contiguous(nest) == bytes;
         let regular = first.offset() == 0
             && block.outer().count == 1
             && layers_fit
-            && sections.iter().all(is_alike)
-            && nests.iter().all(is_contiguous);
+            && Stretches::of(first).bytes() == bytes
+            && sections.iter().all(is_alike);
         regular.then(|| Self {
             block: block.inner().stride,
             layer: layer.inner().stride,
@@ -100,18 +99,4 @@ impl PieceStrides {
     pub const fn regions_per_layer(&self) -> u32 {
         self.regions_per_layer
     }
-}
-
-/// The length of the contiguous bytes from the first element on, within one block and layer.
-pub(super) fn contiguous(nest: &Nest) -> u64 {
-    let steps = nest.steps.iter();
-    let within = steps.filter(|step| !matches!(step.axis, Axis::Block | Axis::Layer));
-    let mut bytes = nest.unit;
-    for step in within {
-        if step.stride != bytes {
-            break;
-        }
-        bytes *= step.count;
-    }
-    bytes
 }

@@ -30,7 +30,6 @@ pub(crate) struct NestedStep {
 #[derive(Clone, Debug)]
 pub(crate) struct Nest {
     pub(crate) steps: Vec<NestedStep>,
-    pub(crate) unit: u64,
     /// From the first byte to the end of the last one.
     pub(crate) span: u64,
 }
@@ -109,7 +108,7 @@ fn nest(
             .ok_or(GeometryError::TooLarge { section: section.name(), axis: step.axis })?;
         inner = step.axis;
     }
-    Ok(Nest { steps, unit, span })
+    Ok(Nest { steps, span })
 }
 
 /// The first address that two positions of `step` share, including everything inside the step.

@@ -153,14 +153,6 @@ pub enum ModelError {
     /// The number of ranks is zero.
     #[error("tensor_parallel is 0; use at least 1")]
     NoRanks,
-    /// The model has no group of this number.
-    #[error("group {group} was requested; the model has {groups}, counted from 0")]
-    NoSuchGroup {
-        /// The number.
-        group: usize,
-        /// The number of groups.
-        groups: usize,
-    },
 }
 
 /// The valid values of a field.

@@ -34,7 +34,7 @@
 //! }"#;
 //! let model = ModelGeometry::from_json(json, &ModelOptions::new().tensor_parallel(4))?;
 //! assert_eq!(model.bytes_per_token()?, ByteCount::new(81_920));
-//! let config = model.layout_config(0, 1024, 16)?;
+//! let config = model.groups()[0].layout_config(1024, 16)?;
 //! assert_eq!(config.block_bytes(), ByteCount::new(1_310_720));
 //! # Ok(())
 //! # }
@@ -148,23 +148,6 @@ impl ModelGeometry {
         let groups: Vec<ByteCount> = self.groups.iter().map(of).collect::<Result<_, _>>()?;
         let sum: Result<ByteCount, SizeOverflow> = groups.into_iter().collect();
         Ok(sum?)
-    }
-
-    /// The layout configuration of one group, counted from 0.
-    ///
-    /// # Errors
-    ///
-    /// [`ModelError::NoSuchGroup`], and [`LayoutError`] as from
-    /// [`LayoutConfigBuilder::build`](crate::LayoutConfigBuilder::build).
-    pub fn layout_config(
-        &self,
-        group: usize,
-        num_blocks: u32,
-        page_size: u32,
-    ) -> Result<LayoutConfig, LayoutError> {
-        let groups = self.groups.len();
-        let missing = ModelError::NoSuchGroup { group, groups };
-        self.groups.get(group).ok_or(missing)?.layout_config(num_blocks, page_size)
     }
 
     /// The layout configurations of all groups, each with the same number of blocks.

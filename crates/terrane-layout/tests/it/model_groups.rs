@@ -23,7 +23,7 @@ fn the_indexer_is_a_group_of_its_own_and_counts() {
     assert_eq!(indexer.element(), ElementFormat::RowBytes(132));
     assert_eq!(indexer.row_bytes(), Some(ByteCount::new(132)));
     // 64 tokens: 64 rows of 128 fp8 values, and then 64 scales of 4 bytes.
-    let block = model.layout_config(1, 10, 64).unwrap();
+    let block = indexer.layout_config(10, 64).unwrap();
     assert_eq!(block.piece_bytes(), ByteCount::new(64 * 128 + 64 * 4));
     assert_eq!(model.bytes_per_token().unwrap(), ByteCount::new(61 * (576 * 2 + 132)));
 
@@ -244,7 +244,7 @@ fn described_groups_are_as_read_ones() {
     let bytes = 3 * 576 * 2 + 132 + 2 * 4 * 320 * 2;
     assert_eq!(model.bytes_per_token().unwrap(), ByteCount::new(bytes));
     assert_eq!(model.groups()[2].kind(), kind);
-    assert_eq!(model.layout_config(2, 10, 16).unwrap().outer_dim(), 1);
+    assert_eq!(model.groups()[2].layout_config(10, 16).unwrap().outer_dim(), 1);
 }
 
 #[test]

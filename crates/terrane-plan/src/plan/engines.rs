@@ -128,12 +128,12 @@ fn sglang(request: &PlanRequest, geometry: &ModelGeometry) -> EngineOptions {
         );
     }
     if let Some(host) = request.host {
-        match hierarchical_cache(request, host, model_type) {
+        match hierarchical_cache(request, host) {
             Ok((options, note)) => {
                 words.push("--enable-hierarchical-cache".to_owned());
                 words.push(options);
                 words.push("--hicache-mem-layout page_first".to_owned());
-                notes.push(note);
+                notes.push(note.to_owned());
             }
             Err(reason) => notes.push(format!("no hierarchical cache: {reason}")),
         }
@@ -152,25 +152,9 @@ fn sglang(request: &PlanRequest, geometry: &ModelGeometry) -> EngineOptions {
 fn hierarchical_cache(
     request: &PlanRequest,
     host: ByteCount,
-    model_type: &str,
-) -> Result<(String, String), String> {
+) -> Result<(String, &'static str), String> {
     let ranks = request.tensor_parallel;
     let of_rank = host.get() / u64::from(ranks.max(1));
-    // SGLang refuses to start if the size in bytes is set for such a model.
-    if model_type.starts_with("deepseek_v4") {
-        let Some(device) = request.device.filter(|device| device.get() > 0) else {
-            return Err("SGLang refuses --hicache-size for this model, and --hicache-ratio needs the device's \
-                        cache: add --gpu-mem"
-                .to_owned());
-        };
-        // Rounded down, so that the memory is sufficient.
-        let ratio = (of_rank as f64 / device.get() as f64 * 100.0).floor() / 100.0;
-        if ratio < 0.01 {
-            return Err("the host tier is less than a hundredth of the device tier".to_owned());
-        }
-        let note = "--hicache-ratio is the host tier's share of --gpu-mem; SGLang refuses --hicache-size here";
-        return Ok((format!("--hicache-ratio {ratio}"), note.to_owned()));
-    }
     // SGLang treats 0 as not set, and then uses twice the device's cache.
     if of_rank < GB {
         return Err(format!(
@@ -178,31 +162,6 @@ fn hierarchical_cache(
             ByteCount::new(of_rank),
         ));
     }
-    let note = "--hicache-size is in whole GB of each rank, rounded down".to_owned();
+    let note = "--hicache-size is in whole GB of each rank, rounded down";
     Ok((format!("--hicache-size {}", of_rank / GB), note))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::Model;
-
-    /// The parameters of this model type are not published yet. The rule comes from the engine's start-up code.
-    #[test]
-    fn deepseek_v4_gets_the_ratio_that_sglang_accepts() {
-        let mut request = PlanRequest::new(Model::published("deepseek-v3").unwrap());
-        request.tensor_parallel = 8;
-        let option = |request: &PlanRequest, model_type| {
-            hierarchical_cache(request, ByteCount::gib(512), model_type)
-        };
-        let (size, _) = option(&request, "deepseek_v3").unwrap();
-        assert_eq!(size, "--hicache-size 68");
-        assert!(option(&request, "deepseek_v4").unwrap_err().contains("add --gpu-mem"));
-        request.device = Some(ByteCount::gib(60));
-        let (ratio, note) = option(&request, "deepseek_v4").unwrap();
-        assert_eq!(ratio, "--hicache-ratio 1.06");
-        assert!(note.contains("refuses --hicache-size"), "{note}");
-        request.device = Some(ByteCount::gib(102_400));
-        assert!(option(&request, "deepseek_v4").is_err());
-    }
 }

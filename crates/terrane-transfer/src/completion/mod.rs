@@ -137,14 +137,7 @@ impl<G> Completion<G> {
             if let Some(outcome) = self.shared.take_outcome(&mut state) {
                 return outcome;
             }
-            match state.invitation() {
-                Some(invitation) if polling.continues(&invitation) => {
-                    drop(state);
-                    polling.poll(&invitation);
-                    state = lock(&self.shared.state);
-                }
-                _ => state = self.shared.sleep(state, polling.sleep_limit()),
-            }
+            state = self.shared.poll_or_sleep(state, &mut polling, None);
         }
     }
 
@@ -170,19 +163,7 @@ impl<G> Completion<G> {
                 drop(state);
                 return Err(self);
             }
-            match state.invitation() {
-                Some(invitation) if polling.continues(&invitation) => {
-                    drop(state);
-                    polling.poll(&invitation);
-                    state = lock(&self.shared.state);
-                }
-                _ => {
-                    let most = polling
-                        .sleep_limit()
-                        .map_or(remaining, |sleep_limit| sleep_limit.min(remaining));
-                    state = self.shared.sleep(state, Some(most));
-                }
-            }
+            state = self.shared.poll_or_sleep(state, &mut polling, Some(remaining));
         }
     }
 }
@@ -216,24 +197,7 @@ impl<G> Future for CompletionFuture<G> {
 
     /// Ready once. A poll after that returns pending.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome<G>> {
-        if let Some(lost) = self.shared.take_lost() {
-            return Poll::Ready(lost);
-        }
-        self.shared.poll_engine();
-        // Cloning or dropping a waker runs foreign code, so neither happens under the lock.
-        let latest = context.waker().clone();
-        let mut state = lock(&self.shared.state);
-        if let Some(outcome) = self.shared.take_outcome(&mut state) {
-            drop(state);
-            return Poll::Ready(outcome);
-        }
-        let replaced = match &mut *state {
-            CompletionState::InFlight { waker, .. } => waker.replace(latest),
-            CompletionState::Ended(_) | CompletionState::Taken => Some(latest),
-        };
-        drop(state);
-        drop(replaced);
-        Poll::Pending
+        self.shared.poll_outcome(context)
     }
 }
 
@@ -272,6 +236,45 @@ impl<G> SharedCompletion<G> {
         let invitation = lock(&self.state).invitation();
         if let Some(invitation) = invitation {
             waiter_progress::poll(&invitation);
+        }
+    }
+
+    /// Returns the outcome once, or registers the task's waker.
+    fn poll_outcome(&self, context: &mut Context<'_>) -> Poll<Outcome<G>> {
+        if let Some(lost) = self.take_lost() {
+            return Poll::Ready(lost);
+        }
+        self.poll_engine();
+        // Cloning or dropping a waker runs foreign code, so neither happens under the lock.
+        let latest = context.waker().clone();
+        let mut state = lock(&self.state);
+        if let Some(outcome) = self.take_outcome(&mut state) {
+            drop(state);
+            return Poll::Ready(outcome);
+        }
+        let replaced = match &mut *state {
+            CompletionState::InFlight { waker, .. } => waker.replace(latest),
+            CompletionState::Ended(_) | CompletionState::Taken => Some(latest),
+        };
+        drop(state);
+        drop(replaced);
+        Poll::Pending
+    }
+
+    /// Polls the engine once, or sleeps until the state may have changed, at most for `most`.
+    fn poll_or_sleep<'a>(
+        &'a self,
+        state: MutexGuard<'a, CompletionState>,
+        polling: &mut WaiterPolling,
+        most: Option<Duration>,
+    ) -> MutexGuard<'a, CompletionState> {
+        match state.invitation() {
+            Some(invitation) if polling.continues(&invitation) => {
+                drop(state);
+                polling.poll(&invitation);
+                lock(&self.state)
+            }
+            _ => self.sleep(state, polling.sleep_limit().into_iter().chain(most).min()),
         }
     }
 

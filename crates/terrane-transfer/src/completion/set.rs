@@ -11,7 +11,7 @@ use std::time::Instant;
 use terrane_core::ByteCount;
 
 use crate::completion::layers::Layers;
-use crate::completion::{Completion, CompletionFuture, Outcome};
+use crate::completion::{Completion, Outcome};
 use crate::error::TransferError;
 use crate::hazard::notify::notify;
 use crate::hazard::ticket::{Dependent, Ticket, TransferId};
@@ -59,11 +59,14 @@ pub struct CompletionSet<G> {
 
 enum Member<G> {
     InFlight(Completion<G>),
-    #[cfg_attr(
-        loom,
-        expect(dead_code, reason = "only a wait with a deadline creates this variant")
-    )]
     Ended(Outcome<G>),
+}
+
+impl<G> Member<G> {
+    /// Whether the set has the member's outcome.
+    const fn is_ended(&self) -> bool {
+        matches!(self, Self::Ended(_))
+    }
 }
 
 /// How each transfer of a set ended.
@@ -134,7 +137,7 @@ impl<G> CompletionSet<G> {
         if self.members.iter().filter(in_flight).count() > 0 {
             return false;
         }
-        // As in `ended`, the ticket ends before the caller learns that the set has ended.
+        // As in `wait`, the ticket ends before the caller learns that the set has ended.
         if has_ended(&self.tickets) {
             end_set(&self.ticket, self.tickets.iter().all(Ticket::has_succeeded));
         }
@@ -189,7 +192,13 @@ impl<G> CompletionSet<G> {
             Member::InFlight(completion) => completion.wait(),
             Member::Ended(outcome) => outcome,
         });
-        ended(&self.ticket, &self.tickets, outcomes.collect())
+        let outcome = SetOutcome { outcomes: outcomes.collect() };
+        // The ticket ends before the caller learns that the set has ended. A member that was
+        // cancelled while it waited ends its ticket later, and so does the set.
+        if has_ended(&self.tickets) {
+            end_set(&self.ticket, outcome.succeeded());
+        }
+        outcome
     }
 
     /// Blocks the thread until all transfers have ended or `deadline` has passed.
@@ -211,20 +220,8 @@ impl<G> CompletionSet<G> {
             })
             .collect();
         let set = Self { members, tickets, ticket };
-        let has_ended = set.members.iter().all(|member| matches!(member, Member::Ended(_)));
-        if has_ended { Ok(set.wait()) } else { Err(set) }
+        if set.members.iter().all(Member::is_ended) { Ok(set.wait()) } else { Err(set) }
     }
-}
-
-/// Returns the outcome after the ticket has ended. It notifies the dependents, unless another
-/// thread already has. A member that was cancelled while it waited ends its ticket later, and so
-/// does the set.
-fn ended<G>(ticket: &Ticket, members: &[Ticket], outcomes: Vec<Outcome<G>>) -> SetOutcome<G> {
-    let outcome = SetOutcome { outcomes };
-    if has_ended(members) {
-        end_set(ticket, outcome.succeeded());
-    }
-    outcome
 }
 
 fn has_ended(members: &[Ticket]) -> bool {
@@ -245,15 +242,7 @@ impl<G> IntoFuture for CompletionSet<G> {
     type IntoFuture = CompletionSetFuture<G>;
 
     fn into_future(self) -> CompletionSetFuture<G> {
-        let members = self.members.into_iter().map(|member| match member {
-            Member::InFlight(completion) => MemberFuture::InFlight(completion.into_future()),
-            Member::Ended(outcome) => MemberFuture::Ended(outcome),
-        });
-        CompletionSetFuture {
-            members: Some(members.collect()),
-            tickets: self.tickets,
-            ticket: self.ticket,
-        }
+        CompletionSetFuture { ticket: self.ticket(), set: Some(self) }
     }
 }
 
@@ -263,15 +252,8 @@ impl<G> IntoFuture for CompletionSet<G> {
 #[must_use = "a future does nothing unless it is polled; dropping it does not stop the transfers"]
 pub struct CompletionSetFuture<G> {
     /// `None` after it was ready.
-    members: Option<Vec<MemberFuture<G>>>,
-    tickets: Box<[Ticket]>,
+    set: Option<CompletionSet<G>>,
     ticket: Ticket,
-}
-
-#[expect(clippy::large_enum_variant, reason = "nearly all of them eventually store the outcome")]
-enum MemberFuture<G> {
-    InFlight(CompletionFuture<G>),
-    Ended(Outcome<G>),
 }
 
 /// Guards are moved, never pinned.
@@ -283,25 +265,18 @@ impl<G> Future for CompletionSetFuture<G> {
     /// Ready once. A poll after that returns pending.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<SetOutcome<G>> {
         let this = self.get_mut();
-        let Some(members) = &mut this.members else { return Poll::Pending };
-        let mut has_ended = true;
+        let members = this.set.iter_mut().flat_map(|set| &mut set.members);
         for member in members {
-            if let MemberFuture::InFlight(future) = member {
-                match Pin::new(future).poll(context) {
-                    Poll::Ready(outcome) => *member = MemberFuture::Ended(outcome),
-                    Poll::Pending => has_ended = false,
-                }
+            if let Member::InFlight(completion) = member
+                && let Poll::Ready(outcome) = completion.shared.poll_outcome(context)
+            {
+                *member = Member::Ended(outcome);
             }
         }
-        if !has_ended {
-            return Poll::Pending;
+        match this.set.take_if(|set| set.members.iter().all(Member::is_ended)) {
+            Some(set) => Poll::Ready(set.wait()),
+            None => Poll::Pending,
         }
-        let members = this.members.take().into_iter().flatten();
-        let outcomes = members.filter_map(|member| match member {
-            MemberFuture::Ended(outcome) => Some(outcome),
-            MemberFuture::InFlight(_) => None,
-        });
-        Poll::Ready(ended(&this.ticket, &this.tickets, outcomes.collect()))
     }
 }
 

@@ -24,7 +24,7 @@ struct CacheEntries<T> {
 }
 
 /// Below this number of entries, none are removed.
-const MIN_SWEPT: usize = 16;
+pub(crate) const MIN_SWEPT: usize = 16;
 
 impl<T> Default for EndpointCache<T> {
     fn default() -> Self {

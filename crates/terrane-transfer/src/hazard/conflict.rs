@@ -33,8 +33,8 @@ pub struct BlockConflict {
     pub block: u32,
     /// The access that the refused transfer requested.
     pub wanted: Access,
-    /// The access of the other transfer.
+    /// The access of the other transfer or hold.
     pub held: Access,
-    /// The other transfer. Run [after](crate::Transfer::after) its ticket, or wait for it.
+    /// The other transfer or hold. Run [after](crate::Transfer::after) its ticket, or wait for it.
     pub holder: TransferId,
 }

@@ -74,7 +74,7 @@ impl TransferMetrics {
             destination: kind_name(explanation.destination),
         };
         let mut known = self.paths.iter().map_while(OnceLock::get);
-        match known.find(|path| path.key.is(&key)) {
+        match known.find(|path| path.key == key) {
             Some(path) => Some(Arc::clone(path)),
             None => self.add_path(key),
         }
@@ -87,7 +87,7 @@ impl TransferMetrics {
             // Another thread may add the same path.
             let path = slot.get_or_init(|| Arc::new(PathMetrics::new(key)));
             last = Some(path);
-            if path.key.is(&key) {
+            if path.key == key {
                 break;
             }
         }
@@ -108,19 +108,6 @@ impl TransferMetrics {
 impl fmt::Debug for TransferMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TransferMetrics").finish_non_exhaustive()
-    }
-}
-
-impl PathKey {
-    /// Whether both are equal. Names are nearly always the same constants.
-    fn is(&self, other: &Self) -> bool {
-        let same = |one: &str, other: &str| {
-            one.len() == other.len() && (one.as_ptr() == other.as_ptr() || one == other)
-        };
-        same(self.path, other.path)
-            && same(self.source, other.source)
-            && same(self.destination, other.destination)
-            && same(self.engine, other.engine)
     }
 }
 

@@ -1,8 +1,7 @@
 //! The loops that copy one pair of blocks, computed once for two endpoints.
 
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use terrane_core::ByteCount;
 use terrane_layout::Geometry;
@@ -10,9 +9,8 @@ use terrane_layout::Geometry;
 use super::grid::CopyGrid;
 use super::nest::{self, Joining, LayerGroup};
 use super::shape::{self, Selection, SharedSection};
+use crate::engine::endpoint_cache::EndpointCache;
 use crate::error::TransferError;
-use crate::hazard::endpoint::{Endpoint, EndpointId, WeakEndpoint};
-use crate::side::Ends;
 use crate::transfer::Transfer;
 
 /// The copies for each pair of blocks, independent of their ids.
@@ -73,30 +71,14 @@ fn is_partial(selection: &Selection, sections: &[SharedSection<'_>]) -> bool {
 }
 
 /// The loops of whole blocks between pairs of endpoints.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct LoopsCache {
-    known: RwLock<CachedLoops>,
+    by_block: LoopsOfEnds,
+    by_layer: LoopsOfEnds,
 }
 
-/// Two endpoints, and whether the transfer is layer-by-layer.
-type Key = (EndpointId, EndpointId, bool);
-
-#[derive(Debug)]
-struct CachedLoops {
-    loops: FxHashMap<Key, (Ends<WeakEndpoint>, Arc<BlockLoops>)>,
-    /// At this number of entries, the next insert removes those of dropped endpoints.
-    sweep_at: usize,
-}
-
-/// Below this number of entries, none are removed.
-const MIN_SWEPT: usize = 16;
-
-impl Default for LoopsCache {
-    fn default() -> Self {
-        let known = CachedLoops { loops: FxHashMap::default(), sweep_at: MIN_SWEPT };
-        Self { known: RwLock::new(known) }
-    }
-}
+/// Loops by source, then by destination.
+type LoopsOfEnds = EndpointCache<Arc<EndpointCache<Arc<BlockLoops>>>>;
 
 impl LoopsCache {
     /// Returns the loops of a transfer. Transfers of some layers, heads or tokens are not cached.
@@ -105,23 +87,14 @@ impl LoopsCache {
         if !transfer.copies_whole_blocks() {
             return BlockLoops::of(transfer).map(Arc::new);
         }
-        let key = (source.id(), destination.id(), options.layer_by_layer);
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, loops)) = known.loops.get(&key) {
-            return Ok(Arc::clone(loops));
+        let known = if options.layer_by_layer { &self.by_layer } else { &self.by_block };
+        let of_source = known.get(source);
+        let of_source = of_source.unwrap_or_else(|| known.insert(source, Arc::default()));
+        if let Some(loops) = of_source.get(destination) {
+            return Ok(loops);
         }
-        drop(known);
         let loops = Arc::new(BlockLoops::of(transfer)?);
-        let ends = Ends { source, destination }.map(Endpoint::downgrade);
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        if known.loops.len() >= known.sweep_at {
-            known
-                .loops
-                .retain(|_, (ends, _)| !ends.as_ref().into_iter().any(WeakEndpoint::has_gone));
-            known.sweep_at = 2 * known.loops.len() + MIN_SWEPT;
-        }
-        known.loops.insert(key, (ends, Arc::clone(&loops)));
-        Ok(loops)
+        Ok(of_source.insert(destination, loops))
     }
 }
 
@@ -131,6 +104,8 @@ mod tests {
     use terrane_testkit::memory::HeapAllocator;
 
     use super::*;
+    use crate::engine::endpoint_cache::MIN_SWEPT;
+    use crate::hazard::endpoint::Endpoint;
 
     #[expect(clippy::unwrap_used, reason = "tests say what they expect by unwrapping it")]
     fn endpoint() -> Endpoint {

@@ -244,8 +244,11 @@ impl TransferPlan {
     /// stretches at one end. It does not depend on how the other end breaks them up.
     #[must_use]
     pub fn alignment(&self, side: Side) -> Alignment {
-        let of_end = self.end(side).alignment();
-        if self.loops.breaks_pieces { self.stretch_alignment(side, of_end) } else { of_end }
+        if self.loops.breaks_pieces {
+            self.stretch_alignment(side)
+        } else {
+            self.end(side).alignment()
+        }
     }
 }
 

@@ -69,10 +69,7 @@ impl TransferPlan {
     /// such run.
     #[must_use]
     pub fn blocks_of(&self, run: usize, offset: ByteCount) -> Option<Ends<u32>> {
-        let (tile, _) = self.find(number(run), LoopNest::inner_count)?;
-        let segment = self.buffers.segments.get(tile.segment)?;
-        let pieces = u64::from(segment.blocks) * tile.nest.passes();
-        let of_each = tile.first.bytes.checked_div(pieces).unwrap_or(0).max(1);
+        let (segment, of_each) = self.pieces_of(run)?;
         let piece = offset.get() / of_each % u64::from(segment.blocks);
         let further = u32::try_from(piece).unwrap_or(0);
         let (source, destination) = (segment.source + further, segment.destination + further);
@@ -82,10 +79,7 @@ impl TransferPlan {
     /// Calls `each` with the pairs of blocks of some bytes of a run: the index of the pair, and its
     /// number of bytes.
     pub(crate) fn pairs_of(&self, run: usize, bytes: Range<u64>, each: &mut impl FnMut(u32, u64)) {
-        let Some((tile, _)) = self.find(number(run), LoopNest::inner_count) else { return };
-        let Some(segment) = self.buffers.segments.get(tile.segment) else { return };
-        let pieces = u64::from(segment.blocks) * tile.nest.passes();
-        let of_each = tile.first.bytes.checked_div(pieces).unwrap_or(0).max(1);
+        let Some((segment, of_each)) = self.pieces_of(run) else { return };
         let mut at = bytes.start;
         while at < bytes.end {
             let piece = at / of_each;
@@ -98,8 +92,16 @@ impl TransferPlan {
 
     /// The index of a run's first block in the lists of blocks.
     pub(crate) fn pair_of(&self, run: usize) -> Option<u32> {
+        self.pieces_of(run).map(|(segment, _)| segment.pair)
+    }
+
+    /// The blocks of a run, and the bytes of each of its pieces.
+    fn pieces_of(&self, run: usize) -> Option<(&Segment, u64)> {
         let (tile, _) = self.find(number(run), LoopNest::inner_count)?;
-        Some(self.buffers.segments.get(tile.segment)?.pair)
+        let segment = self.buffers.segments.get(tile.segment)?;
+        let pieces = u64::from(segment.blocks) * tile.nest.passes();
+        let of_each = tile.first.bytes.checked_div(pieces).unwrap_or(0).max(1);
+        Some((segment, of_each))
     }
 
     /// The sum of `weight` over the tiles of every nest.
@@ -270,7 +272,7 @@ impl TransferPlan {
     }
 
     /// The alignment of contiguous stretches at one end, over all runs of a pair of blocks.
-    pub(super) fn stretch_alignment(&self, side: Side, _of_end: Alignment) -> Alignment {
+    pub(super) fn stretch_alignment(&self, side: Side) -> Alignment {
         let mut bits = self.block_bits(side);
         for group in self.groups() {
             let mut images: Vec<Image> =

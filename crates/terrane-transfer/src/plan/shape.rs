@@ -49,7 +49,7 @@ impl<'a> RowAxis<'a> {
     fn new(steps: Ends<&'a AxisSteps>, positions: Option<Ends<Range<u32>>>) -> Self {
         let positions = positions.unwrap_or_else(|| {
             let count = u32::try_from(steps.source.count()).unwrap_or(u32::MAX);
-            Ends::from_fn(|_| 0..count)
+            Ends { source: 0..count, destination: 0..count }
         });
         Self { steps, positions }
     }

@@ -1,8 +1,9 @@
 //! The free block ids of an allocator, lowest first.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::iter;
 use std::ops::Range;
-
-use terrane_core::convert::to_usize;
 
 use smallvec::SmallVec;
 
@@ -11,98 +12,32 @@ use smallvec::SmallVec;
 /// Adjacent low ids give transfers long runs, and claims that are one range. A peer may state the
 /// number of blocks, so an id that was never allocated occupies no memory.
 pub(super) struct FreeIds {
-    /// The first id of the range. Bit positions are relative to it.
-    first: u32,
     /// The ids that were never allocated.
     fresh: Range<u32>,
-    /// One bit for each id below `fresh`: whether it is free.
-    words: Vec<u64>,
-    /// One bit for each word: whether any of its bits is set.
-    summary: Vec<u64>,
-    /// The words of the summary before this one have no bit set.
-    lowest: u32,
-    /// The number of bits set in `words`.
-    returned: usize,
+    /// The ids that were allocated and returned. All are below the fresh ones.
+    returned: BinaryHeap<Reverse<u32>>,
 }
-
-/// The bits of a word.
-const WORD: u32 = u64::BITS;
 
 impl FreeIds {
     /// Creates a range whose ids are all free.
     pub(super) fn new(ids: Range<u32>) -> Self {
-        Self {
-            first: ids.start,
-            fresh: ids,
-            words: Vec::new(),
-            summary: Vec::new(),
-            lowest: 0,
-            returned: 0,
-        }
+        Self { fresh: ids, returned: BinaryHeap::new() }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.returned + self.fresh.len()
+        self.returned.len() + self.fresh.len()
     }
 
     /// Moves the `count` lowest ids to `taken`, in ascending order; all of them if there are fewer.
     pub(super) fn take(&mut self, count: usize, taken: &mut SmallVec<[u32; 2]>) {
-        let mut left = count;
-        while left > 0 && self.returned > 0 {
-            left -= self.take_of_lowest_word(left, taken);
-        }
-        let fresh = u32::try_from(left).unwrap_or(u32::MAX).min(self.fresh.end - self.fresh.start);
-        let end = self.fresh.start + fresh;
-        taken.extend(self.fresh.start..end);
-        self.fresh.start = end;
-        // Their bits are allocated now, so that returning the ids allocates nothing.
-        let words = index((end - self.first).div_ceil(WORD));
-        if words > self.words.len() {
-            self.words.resize(words, 0);
-            self.summary.resize(words.div_ceil(index(WORD)), 0);
-        }
-    }
-
-    /// Takes at most `most` ids from the lowest word that has any. Returns their number.
-    fn take_of_lowest_word(&mut self, most: usize, taken: &mut SmallVec<[u32; 2]>) -> usize {
-        let rest = self.summary.get(index(self.lowest)..).unwrap_or_default();
-        let skipped = rest.iter().zip(0_u32..).find(|&(&bits, _)| bits != 0);
-        let Some((&bits, skipped)) = skipped else { return 0 };
-        self.lowest += skipped;
-        let number = self.lowest * WORD + bits.trailing_zeros();
-        let Some(word) = self.words.get_mut(index(number)) else { return 0 };
-        let mut count = 0;
-        while *word != 0 && count < most {
-            taken.push(self.first + number * WORD + word.trailing_zeros());
-            *word &= *word - 1;
-            count += 1;
-        }
-        if *word == 0
-            && let Some(bits) = self.summary.get_mut(index(self.lowest))
-        {
-            *bits &= !(1 << (number % WORD));
-        }
-        self.returned -= count;
-        count
+        let returned = iter::from_fn(|| self.returned.pop().map(|Reverse(id)| id));
+        taken.extend(returned.chain(self.fresh.by_ref()).take(count));
     }
 
     /// Frees an id that was taken.
     pub(super) fn put(&mut self, id: u32) {
-        let at = id - self.first;
-        let (number, group) = (at / WORD, at / WORD / WORD);
-        let word = self.words.get_mut(index(number));
-        let summary = self.summary.get_mut(index(group));
-        if let (Some(word), Some(summary)) = (word, summary) {
-            *word |= 1 << (at % WORD);
-            *summary |= 1 << (number % WORD);
-            self.lowest = self.lowest.min(group);
-            self.returned += 1;
-        }
+        self.returned.push(Reverse(id));
     }
-}
-
-fn index(number: u32) -> usize {
-    to_usize(number.into())
 }
 
 #[cfg(all(test, not(loom)))]
@@ -124,7 +59,7 @@ mod tests {
         let mut free = FreeIds::new(0..u32::MAX);
         assert_eq!(free.len(), 4_294_967_295);
         assert_eq!(taken(&mut free, 3), [0, 1, 2]);
-        assert_eq!((free.words.len(), free.summary.len()), (1, 1));
+        assert_eq!((free.returned.capacity(), free.len()), (0, 4_294_967_292));
     }
 
     #[test]
@@ -138,7 +73,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compared with a sorted set. The range spans several words of the summary.
+        /// Compared with a sorted set.
         #[test]
         fn free_ids_equal_a_sorted_set(
             first in 0_u32..200,

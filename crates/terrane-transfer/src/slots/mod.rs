@@ -34,7 +34,7 @@ use free_ids::FreeIds;
 /// only leaks its ids.
 ///
 /// Taking or freeing one id costs a lock and some tens of nanoseconds. For `n` ids at once, the
-/// time grows with `n`.
+/// time grows with `n`, and slightly with the number of free ids.
 ///
 /// ```
 /// # use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};

@@ -121,7 +121,7 @@ fn a_block_that_one_group_writes_cannot_be_used_by_another() {
         Transfer::new(of_state, &state).blocks(&[0], &[4]),
     ] {
         let error = refused(&manager, transfer);
-        assert_says(&error, &["block 4 is being written"]);
+        assert_says(&error, &["block 4 is in use (being written)"]);
     }
     assert!(state.hold_for_read(&[3]).is_err());
     let free = Transfer::new(of_state, &state).blocks(&[0], &[5]);

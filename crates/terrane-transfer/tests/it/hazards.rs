@@ -40,7 +40,10 @@ fn readers_share_a_block_and_a_writer_does_not() {
     let first = submit(&rig, rig.transfer(&[3, 4], &[0, 1]));
     let second = submit(&rig, rig.transfer(&[4, 3], &[2, 3]));
     let error = rig.refused(rig.back(&[7, 6], &[4, 5]));
-    assert_says(&error, &["destination block 4 is being read by transfer"]);
+    assert_says(
+        &error,
+        &["destination block 4 is in use (being read) by transfer or hold", "their tickets"],
+    );
     let conflict = |holder: &Completion<()>| BlockConflict {
         side: Side::Destination,
         block: 4,
@@ -63,7 +66,11 @@ fn a_refusal_lists_the_blocks_of_both_ends_and_claims_none() {
     let error = rig.refused(rig.back(&[1, 2, 5], &[7, 0, 2]));
     assert_says(
         &error,
-        &["source block 1 is being written", "destination block 0 is being read", "tickets"],
+        &[
+            "source block 1 is in use (being written)",
+            "destination block 0 is in use (being read)",
+            "after their tickets",
+        ],
     );
     let listed: Vec<_> = conflicts(error).iter().map(|c| (c.block, c.wanted, c.held)).collect();
     // Pairs in the order of the destination: 2 to 0, 5 to 2, 1 to 7.
@@ -178,6 +185,7 @@ fn holds_exclude_transfers_until_they_drop() {
     let reading = rig.source.hold_for_read(&[0, 1]).unwrap();
     run(&rig.manager, rig.transfer(&[0], &[0]));
     let error = rig.refused(rig.back(&[0], &[1]));
+    assert_says(&error, &["by transfer or hold", "or order this transfer after its ticket"]);
     assert_eq!(conflicts(error)[0].holder, reading.ticket().id());
     let sharing = rig.source.hold_for_read(&[1]).unwrap();
     assert!(rig.source.hold_for_write(&[1]).is_err_and(|error| error.is_conflict()));

@@ -176,7 +176,7 @@ impl RelayEngine {
     ) -> Result<CopyJob, RelayFailure> {
         let part = PartId { transfer, step: RelayStep::Order, chunk: 0 };
         let engine = self.shared.engine(route, part.step);
-        let plan = self.shared.order_plan(route, job.plan())?;
+        let plan = self.shared.empty_plan(route, job.plan(), part.step)?;
         let (device_order, deadline) = (job.options().device_order.clone(), job.options().deadline);
         let options = TransferOptions { device_order, deadline, ..TransferOptions::default() };
         hop::job(engine, job.claims(), plan, options, Arc::default(), part, &self.messages)

@@ -41,7 +41,7 @@ pub(super) struct RelayRoute {
     quotes: [Quote; 2],
     bounce: StorageKind,
     /// The hop that uses the device of the stated order.
-    order_step: RelayStep,
+    order_hop: RelayStep,
     /// The hop that uses the peer to be notified.
     notification_hop: RelayStep,
     /// The hop that computes checksums, if they are requested.
@@ -85,7 +85,7 @@ impl RelayShared {
             None => &[None],
         };
         let [one, other] = &self.engines;
-        let order_step = order_step(plan, options);
+        let order_hop = order_hop(plan, options);
         let mut why = Declined::Kinds;
         // Both can be the same engine.
         let second = usize::from(!Arc::ptr_eq(one, other));
@@ -102,7 +102,7 @@ impl RelayShared {
                         names,
                         quotes,
                         bounce,
-                        order_step,
+                        order_hop,
                         notification_hop,
                         checksum_hop,
                     });
@@ -121,58 +121,28 @@ impl RelayShared {
         if route.engine_number(step) == 0 { one } else { other }
     }
 
-    /// The plan of a job that copies nothing, and ends once the device order is satisfied.
-    pub(super) fn order_plan(
+    /// The plan of a step that copies nothing.
+    pub(super) fn empty_plan(
         &self,
         route: &RelayRoute,
         plan: &TransferPlan,
+        step: RelayStep,
     ) -> Result<TransferPlan, TransferError> {
         let slot = self.bounce.planning_endpoint(&route.chunking.slot)?;
-        let nothing = ChunkTransfers::nothing();
-        self.planner.plan(&match route.order_step {
-            RelayStep::OutOfBounce => nothing.outwards(&slot, plan),
-            _ => nothing.inwards(plan, &slot),
-        })
+        let nothing = ChunkTransfers { sources: &[], destinations: &[], chunk: None };
+        self.planner.plan(&nothing.of_hop(route.hop(step), plan, &slot))
     }
 
-    /// The plan of a job that copies nothing, and ends once the destination is durable.
-    pub(super) fn durability_plan(
-        &self,
-        route: &RelayRoute,
-        plan: &TransferPlan,
-    ) -> Result<TransferPlan, TransferError> {
-        let slot = self.bounce.planning_endpoint(&route.chunking.slot)?;
-        self.planner.plan(&ChunkTransfers::nothing().outwards(&slot, plan))
-    }
-
-    /// The plan of a job that copies nothing, and notifies the peer.
-    pub(super) fn notification_plan(
-        &self,
-        route: &RelayRoute,
-        plan: &TransferPlan,
-    ) -> Result<TransferPlan, TransferError> {
-        let slot = self.bounce.planning_endpoint(&route.chunking.slot)?;
-        let nothing = ChunkTransfers::nothing();
-        self.planner.plan(&match notification_hop_of(plan) {
-            RelayStep::IntoBounce => nothing.inwards(plan, &slot),
-            _ => nothing.outwards(&slot, plan),
-        })
-    }
-
-    /// The options of a part, once the device order of its transfer is satisfied.
+    /// The options of a part on this hop, once the device order of its transfer is satisfied.
     pub(super) fn options(
         &self,
-        step: RelayStep,
+        hop: RelayStep,
         plan: &TransferPlan,
         options: &TransferOptions,
     ) -> TransferOptions {
-        let end = match step {
-            RelayStep::Order | RelayStep::IntoBounce => plan.source(),
-            RelayStep::OutOfBounce | RelayStep::Durability => plan.destination(),
-            RelayStep::Notification => match notification_hop_of(plan) {
-                RelayStep::IntoBounce => plan.source(),
-                _ => plan.destination(),
-            },
+        let end = match hop {
+            RelayStep::OutOfBounce => plan.destination(),
+            _ => plan.source(),
         };
         let on_device = end.kind().is_device() || self.bounce.kind().is_device();
         TransferOptions {
@@ -188,16 +158,20 @@ impl RelayShared {
 }
 
 impl RelayRoute {
-    /// The number of the engine that executes a step.
-    pub(super) fn engine_number(&self, step: RelayStep) -> EngineNumber {
-        let [into, out] = self.queues;
-        let hop = match step {
-            RelayStep::Order => self.order_step,
+    /// The hop that a step belongs to: into or out of a slot.
+    pub(super) fn hop(&self, step: RelayStep) -> RelayStep {
+        match step {
+            RelayStep::Order => self.order_hop,
             RelayStep::Notification => self.notification_hop,
             RelayStep::Durability => RelayStep::OutOfBounce,
             hop => hop,
-        };
-        if hop == RelayStep::OutOfBounce { out } else { into }
+        }
+    }
+
+    /// The number of the engine that executes a step.
+    pub(super) fn engine_number(&self, step: RelayStep) -> EngineNumber {
+        let [into, out] = self.queues;
+        if self.hop(step) == RelayStep::OutOfBounce { out } else { into }
     }
 
     /// The quote of the route.
@@ -239,7 +213,7 @@ fn pipelined(first: Duration, second: Duration, chunks: usize) -> Duration {
 }
 
 /// The hop that uses the device of a stated order.
-fn order_step(plan: &TransferPlan, options: &TransferOptions) -> RelayStep {
+fn order_hop(plan: &TransferPlan, options: &TransferOptions) -> RelayStep {
     let stated = options.device_order.as_ref().and_then(DeviceOrder::device);
     let takes_part = |end: &Endpoint| match end.kind() {
         StorageKind::Device(device) => stated.is_none_or(|stated| stated == device),
@@ -269,7 +243,7 @@ fn hop_options(
 ) -> [TransferOptions; 2] {
     let [mut first, mut second] = [RelayStep::IntoBounce, RelayStep::OutOfBounce]
         .map(|step| shared.options(step, plan, options));
-    match order_step(plan, options) {
+    match order_hop(plan, options) {
         RelayStep::OutOfBounce => second.device_order.clone_from(&options.device_order),
         _ if options.device_order.is_some() => first.device_order.clone_from(&options.device_order),
         _ => {}
@@ -316,12 +290,16 @@ impl<'a> ChunkTransfers<'a> {
         }
     }
 
-    fn nothing() -> Self {
-        Self { sources: &[], destinations: &[], chunk: None }
+    /// The transfer of a hop, into or out of a slot.
+    pub(super) fn of_hop(&self, hop: RelayStep, plan: &TransferPlan, slot: &Endpoint) -> Transfer {
+        match hop {
+            RelayStep::OutOfBounce => self.outwards(slot, plan),
+            _ => self.inwards(plan, slot),
+        }
     }
 
     /// From the plan's source into a slot.
-    pub(super) fn inwards(&self, plan: &TransferPlan, slot: &Endpoint) -> Transfer {
+    fn inwards(&self, plan: &TransferPlan, slot: &Endpoint) -> Transfer {
         let transfer = Transfer::new(plan.source(), slot).blocks(self.sources, &self.in_slot());
         let into_slot = |source: Range<u32>| Ends { destination: rows_in_slot(&source), source };
         let heads = (!plan.has_all_heads()).then(|| into_slot(plan.heads(Side::Source)));
@@ -330,7 +308,7 @@ impl<'a> ChunkTransfers<'a> {
     }
 
     /// Out of a slot to the plan's destination.
-    pub(super) fn outwards(&self, slot: &Endpoint, plan: &TransferPlan) -> Transfer {
+    fn outwards(&self, slot: &Endpoint, plan: &TransferPlan) -> Transfer {
         let transfer =
             Transfer::new(slot, plan.destination()).blocks(&self.in_slot(), self.destinations);
         let out_of_slot =

@@ -1,5 +1,6 @@
 //! A transfer in progress: its chunks and their jobs.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -40,10 +41,8 @@ pub(super) struct TransferState {
     pub(super) in_flight: usize,
     /// The number of chunks of each layer group that have not arrived.
     pub(super) to_arrive: Vec<usize>,
-    /// Whether files must still be made durable.
-    pub(super) to_sync: bool,
-    /// Whether the peer must still be notified.
-    pub(super) to_notify: bool,
+    /// The steps that remain after the last chunk, in their order.
+    last_steps: VecDeque<RelayStep>,
     pub(super) failure: Option<RelayFailure>,
     /// Whether a part was orphaned, so that its copy may continue.
     pub(super) is_orphaned: bool,
@@ -67,8 +66,8 @@ impl TransferState {
     ) -> Self {
         let (sources, destinations) = in_order(job.plan());
         let to_arrive = vec![route.chunking.groups_of_blocks(); route.chunking.groups_of_layers()];
-        let to_sync = has_durability(job.plan(), job.options());
-        let to_notify = job.options().notification.is_some();
+        let durability = has_durability(job.plan(), job.options()).then_some(RelayStep::Durability);
+        let notification = job.options().notification.as_ref().map(|_| RelayStep::Notification);
         let layers = route.chunking.groups_of_layers();
         let sums = (job.checksums() > 0).then(|| ChunkSums::new(sources.len(), layers));
         let most = at_a_time(route.chunking.slot.total_bytes(), shared.bounce.slots().most);
@@ -83,8 +82,7 @@ impl TransferState {
             most,
             in_flight: usize::from(ordered),
             to_arrive,
-            to_sync,
-            to_notify,
+            last_steps: durability.into_iter().chain(notification).collect(),
             failure: None,
             is_orphaned: false,
             sums,
@@ -121,11 +119,34 @@ impl TransferState {
             destinations: self.destinations.get(pairs).unwrap_or_default(),
             chunk: Some(held.chunk.clone()),
         };
-        let plan = self.job.plan();
-        self.shared.planner.plan(&match part.step {
-            RelayStep::OutOfBounce => chunk.outwards(&slot, plan),
-            _ => chunk.inwards(plan, &slot),
-        })
+        self.shared.planner.plan(&chunk.of_hop(part.step, self.job.plan(), &slot))
+    }
+
+    /// Submits the next step after the last chunk. Returns whether that succeeded; if not, no step
+    /// remains, or the transfer has failed.
+    pub(super) fn submit_last_step(&mut self, transfer: u64, outbox: &Sender<Message>) -> bool {
+        if self.failure.is_some() {
+            return false;
+        }
+        let Some(step) = self.last_steps.pop_front() else { return false };
+        let (plan, stated) = (self.job.plan(), self.job.options());
+        let mut options = self.shared.options(self.route.hop(step), plan, stated);
+        if step == RelayStep::Durability {
+            options.durability = stated.durability;
+            options.more_follows = false;
+        } else {
+            options.notification.clone_from(&stated.notification);
+        }
+        match self.shared.empty_plan(&self.route, plan, step) {
+            Ok(plan) => {
+                let part = PartId { transfer, step, chunk: 0 };
+                self.submit(plan, options, Arc::default(), part, outbox)
+            }
+            Err(error) => {
+                self.failure = Some(error.into());
+                false
+            }
+        }
     }
 
     /// Submits a part to its engine. Returns whether that succeeded; if not, the transfer has

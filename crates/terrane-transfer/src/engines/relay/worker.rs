@@ -16,7 +16,6 @@ use super::transfer_state::TransferState;
 use crate::checksums::Checksums;
 use crate::error::TransferError;
 use crate::hazard::notify::catch_foreign_panic;
-use crate::transfer::TransferOptions;
 
 pub(super) struct RelayWorker {
     shared: Arc<RelayShared>,
@@ -311,38 +310,8 @@ impl RelayWorker {
         if active.in_flight > 0 || (active.failure.is_none() && has_more) {
             return;
         }
-        if active.failure.is_none() && active.to_sync {
-            active.to_sync = false;
-            let part = PartId { transfer, step: RelayStep::Durability, chunk: 0 };
-            let options = TransferOptions {
-                durability: active.job.options().durability,
-                more_follows: false,
-                ..self.shared.options(part.step, active.job.plan(), active.job.options())
-            };
-            match self.shared.durability_plan(&active.route, active.job.plan()) {
-                Ok(plan) => {
-                    if active.submit(plan, options, Arc::default(), part, &self.outbox) {
-                        return;
-                    }
-                }
-                Err(error) => active.failure = Some(error.into()),
-            }
-        }
-        if active.failure.is_none() && active.to_notify {
-            active.to_notify = false;
-            let part = PartId { transfer, step: RelayStep::Notification, chunk: 0 };
-            let options = TransferOptions {
-                notification: active.job.options().notification.clone(),
-                ..self.shared.options(part.step, active.job.plan(), active.job.options())
-            };
-            match self.shared.notification_plan(&active.route, active.job.plan()) {
-                Ok(plan) => {
-                    if active.submit(plan, options, Arc::default(), part, &self.outbox) {
-                        return;
-                    }
-                }
-                Err(error) => active.failure = Some(error.into()),
-            }
+        if active.submit_last_step(transfer, &self.outbox) {
+            return;
         }
         let Some(active) = self.transfers.remove(&transfer) else { return };
         self.is_out_of_slots &= active.chunks.is_empty();
