@@ -347,3 +347,22 @@ fn default_threads() -> NonZeroUsize {
     let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     threads.min(NonZeroUsize::new(MOST_THREADS).unwrap_or(NonZeroUsize::MIN))
 }
+
+/// Locks the folders of a striped tier for this process. The catalog has locked the first one. A folder
+/// that is listed twice is locked once.
+pub(crate) fn acquire_striped(
+    folders: &[Directory],
+) -> Result<Vec<Box<dyn DirectoryLock>>, CatalogError> {
+    let (mut locked, mut locks) = (Vec::new(), Vec::new());
+    for folder in folders {
+        let identity = folder.identity().map_err(|error| failure(folder.path(), error))?;
+        if locked.contains(&identity) {
+            continue;
+        }
+        if !locked.is_empty() {
+            locks.push(owner::acquire(folder, folder.path())?);
+        }
+        locked.push(identity);
+    }
+    Ok(locks)
+}

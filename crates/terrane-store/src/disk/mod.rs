@@ -28,6 +28,7 @@ mod superblock;
 mod superblocks;
 mod write_checkpoint;
 
+pub(crate) use catalog::acquire_striped;
 pub use catalog::{Catalog, CatalogOptions};
 pub use error::{
     CatalogError, FailedOperation, FieldDifference, FieldProblem, NameProblem, ReadOnlyReason,
@@ -37,7 +38,6 @@ pub(crate) use inspect::{Inspected, inspect};
 pub use live::{LiveRecord, LiveRecords, Recovered};
 pub use namespace::{GroupSlots, Namespace};
 pub use owner::StoreOwner;
-pub(crate) use owner::acquire_striped;
 pub use real::Directory;
 pub use record::PutRecord;
 pub use snapshot::CatalogSnapshot;

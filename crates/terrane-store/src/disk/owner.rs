@@ -16,7 +16,6 @@ use super::error::CatalogError;
 use super::failure::failure;
 use super::files::{DirectoryLock, Files, OpenMode};
 use super::names;
-use super::real::Directory;
 
 /// The most bytes of the file `owner` that are read.
 const LONGEST: usize = 512;
@@ -97,25 +96,6 @@ pub(crate) fn acquire(
         tracing::debug!(%error, ?directory, "the owner of the store did not leave its name");
     }
     Ok(lock)
-}
-
-/// Locks the folders of a striped tier for this process. The catalog has locked the first one. A folder
-/// that is listed twice is locked once.
-pub(crate) fn acquire_striped(
-    folders: &[Directory],
-) -> Result<Vec<Box<dyn DirectoryLock>>, CatalogError> {
-    let (mut locked, mut locks) = (Vec::new(), Vec::new());
-    for folder in folders {
-        let identity = folder.identity().map_err(|error| failure(folder.path(), error))?;
-        if locked.contains(&identity) {
-            continue;
-        }
-        if !locked.is_empty() {
-            locks.push(acquire(folder, folder.path())?);
-        }
-        locked.push(identity);
-    }
-    Ok(locks)
 }
 
 pub(crate) fn read(files: &dyn Files) -> Option<StoreOwner> {
