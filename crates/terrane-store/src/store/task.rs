@@ -132,13 +132,32 @@ pub(crate) struct EndParts {
     _live: LiveTask,
 }
 
-/// Begins a job. The guard is taken only if it begins.
+/// Begins a job of a caller. The guard is taken only if it begins.
 pub(crate) fn begin(
     core: &Arc<StoreCore>,
     options: JobOptions,
     keys: usize,
 ) -> Result<(Job, JobTask, JobEnd), StoreError> {
-    let parts = begin_without_task(core, &options, keys)?;
+    begin_from(core, JobOrigin::Caller, options, keys)
+}
+
+/// Begins a job of the store itself. `None` if the store closes.
+pub(crate) fn begin_internal(
+    core: &Arc<StoreCore>,
+    group: u16,
+    priority: Priority,
+) -> Option<(Job, JobTask, JobEnd)> {
+    let options = JobOptions { group, priority, ..JobOptions::new() };
+    begin_from(core, JobOrigin::Store, options, 0).ok()
+}
+
+fn begin_from(
+    core: &Arc<StoreCore>,
+    origin: JobOrigin,
+    options: JobOptions,
+    keys: usize,
+) -> Result<(Job, JobTask, JobEnd), StoreError> {
+    let parts = begin_without_task(core, origin, &options, keys)?;
     let control = Arc::clone(&parts.control);
     let guard = GuardCell::default();
     let task = JobTask {
@@ -157,6 +176,7 @@ pub(crate) fn begin(
 /// Begins a job that ends with [`EndParts::publish`]. A drain waits for that call.
 pub(crate) fn begin_without_task(
     core: &Arc<StoreCore>,
+    origin: JobOrigin,
     options: &JobOptions,
     keys: usize,
 ) -> Result<EndParts, StoreError> {
@@ -167,42 +187,9 @@ pub(crate) fn begin_without_task(
     let control = core.control(keys, options.deadline, options.priority);
     // Before the job is in the table: a close that sees the job finds the thread there, too.
     let live = core.executor.enter();
-    let in_table = core.jobs.begin(&control, JobOrigin::Caller)?;
+    let in_table = core.jobs.begin(&control, origin)?;
     let (core, begun) = (Arc::clone(core), Instant::now());
     Ok(EndParts { core, control, in_table, place, begun, keys, _live: live })
-}
-
-/// Begins a job of the store itself. `None` if the store closes.
-pub(crate) fn begin_internal(
-    core: &Arc<StoreCore>,
-    group: u16,
-    priority: Priority,
-) -> Option<(Job, JobTask, JobEnd)> {
-    let control = core.control(0, None, priority);
-    let live = core.executor.enter();
-    let in_table = core.jobs.begin(&control, JobOrigin::Store).ok()?;
-    let guard = GuardCell::default();
-    let begun = Instant::now();
-    let task = JobTask {
-        core: Arc::clone(core),
-        control: Arc::clone(&control),
-        group,
-        durable: false,
-        device_order: None,
-        layer_by_layer: false,
-        begun,
-        guard: Arc::clone(&guard),
-    };
-    let parts = EndParts {
-        core: Arc::clone(core),
-        control: Arc::clone(&control),
-        in_table,
-        place: None,
-        begun,
-        keys: 0,
-        _live: live,
-    };
-    Some((Job { control }, task, JobEnd { guard, parts: Some(parts) }))
 }
 
 impl JobEnd {
