@@ -26,7 +26,7 @@ use crate::streams::fence::StreamId;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DebugOptions {
-    /// Whether a [`Guard`] detects overlaps, writes out of bounds and stale references.
+    /// Whether a [`Guard`] detects overlaps and writes out of bounds.
     pub guard: bool,
     /// The bytes that a [`Poison`] fills memory with; `None` for no poison.
     pub poison: Option<PoisonBytes>,

@@ -1,4 +1,4 @@
-//! Checks the blocks of an upstream: overlaps, writes out of bounds, stale references.
+//! Checks the blocks of an upstream: overlaps, writes out of bounds.
 //!
 //! A debugging aid: every allocation and every free takes one lock and searches an ordered map.
 
@@ -23,7 +23,7 @@ pub use canary::OverwrittenSide;
 use canary::{Frame, Reach};
 use log::Entry;
 pub use log::GuardLog;
-pub use violation::{GuardViolation, StaleReference};
+pub use violation::GuardViolation;
 
 /// An upstream whose blocks are checked.
 ///
@@ -33,8 +33,6 @@ pub use violation::{GuardViolation, StaleReference};
 ///   [access in the order of a stream](Self::ordered). Canaries are checked when the block drops
 ///   and on [`verify`](Self::verify). Such a block is exactly as long as its request, even if the
 ///   upstream rounds up. The first byte after it belongs to the canary.
-/// - Each block has a generation. [`check`](Self::check) uses it to detect a stale reference to an
-///   earlier block at the same address.
 ///
 /// Violations are recorded in a [`GuardLog`] and traced as errors.
 pub struct Guard<A: Allocate> {
@@ -71,20 +69,6 @@ impl<A: Allocate> Guard<A> {
     /// Checks the canaries of every live block, and returns the number of violations.
     pub fn verify(&self) -> usize {
         self.log.verify()
-    }
-
-    /// Checks that `length` bytes at `location` are within the live block of this generation.
-    ///
-    /// # Errors
-    ///
-    /// [`StaleReference`] if the block was freed, has been replaced, or is shorter.
-    pub fn check(
-        &self,
-        location: Location,
-        length: ByteCount,
-        generation: u64,
-    ) -> Result<(), StaleReference> {
-        self.log.check(location, length, generation)
     }
 
     /// Returns the frame of the block, and the resulting request to the upstream.
@@ -179,14 +163,6 @@ pub struct Guarded<M> {
     memory: M,
     /// The start of the block within the upstream's memory.
     offset: ByteCount,
-}
-
-impl<M> Guarded<M> {
-    /// Returns the block's generation, which is unique among the blocks of this guard.
-    #[must_use]
-    pub fn generation(&self) -> u64 {
-        self.entry.generation()
-    }
 }
 
 // SAFETY: the block is the memory, or the part of it between its canaries. `allocate` has checked
@@ -290,25 +266,5 @@ mod tests {
         assert!(matches!(guard.log().violations()[1], GuardViolation::Unfit { .. }));
         assert!(guard.allocate(&request(64)).is_ok());
         assert_eq!((guard.log().found(), guard.log().live()), (2, 0));
-    }
-
-    #[test]
-    fn stale_references_are_distinguished_from_live_ones() {
-        let guard = Guard::new(Confused(Simulated::new(SimulatedOptions::default())));
-        let first = guard.allocate(&request(64)).unwrap();
-        let (location, generation) = (first.location(), first.generation());
-        let bytes = ByteCount::new;
-        guard.check(location, bytes(64), generation).unwrap();
-        let inside = location.checked_add(bytes(60)).unwrap();
-        let beyond = guard.check(inside, bytes(5), generation).unwrap_err();
-        assert!(matches!(beyond, StaleReference::OutOfBounds { .. }), "{beyond}");
-        drop(first);
-        let gone = guard.check(location, bytes(1), generation).unwrap_err();
-        assert_eq!(gone, StaleReference::NotLive { location });
-        let second = guard.allocate(&request(64)).unwrap();
-        let stale = guard.check(location, bytes(1), generation).unwrap_err();
-        assert!(
-            matches!(stale, StaleReference::Generation { live, .. } if live == second.generation())
-        );
     }
 }
