@@ -318,7 +318,7 @@ impl IoQueue {
         match &mut *self.backend {
             Backend::Ring(ring) => ring.stop(Stop::Caller, |t| t.token == token),
             Backend::Workers(workers) => {
-                workers.stop(Stop::Caller, |candidate, _| candidate == token);
+                workers.stop(|candidate| candidate == token);
                 Ok(())
             }
         }
