@@ -63,7 +63,7 @@ pub use compose::fallback::{BothRefused, Fallback};
 pub use compose::on_failure::{OnFailure, RefusedRequest};
 pub use compose::slabs::{SlabBlock, SlabMemory, SlabOptions, SlabUsage, Slabs};
 pub use debug::guard::{Guard, GuardLog, GuardViolation, Guarded, OverwrittenSide};
-pub use debug::options::{DebugOptions, Debugged};
+pub use debug::options::DebugOptions;
 pub use debug::poison::{
     CannotFill, CannotReach, Fill, FillHost, Poison, PoisonBytes, PoisonReport, Poisoned,
 };

@@ -55,7 +55,12 @@ impl<A: Allocate> Guard<A> {
     /// drops. Synchronise with such streams before the drop.
     #[must_use]
     pub fn ordered(upstream: A, fill: impl Fill, stream: StreamId) -> Self {
-        let reach = Reach { fill: Arc::new(fill), stream };
+        Self::through(upstream, Arc::new(fill), stream)
+    }
+
+    /// Like [`ordered`](Self::ordered), with a `fill` that others share.
+    pub(super) fn through(upstream: A, fill: Arc<dyn Fill>, stream: StreamId) -> Self {
+        let reach = Reach { fill, stream };
         let log = GuardLog::new(reach.clone());
         Self { upstream, log, reach, quarantine: Mutex::new(Vec::new()) }
     }
