@@ -7,8 +7,8 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use terrane_core::{
-    Alignment, Allocate, AllocateError, BoxedCause, ByteCount, CapabilityReport, DeviceAddress,
-    Limits, Location, Memory, OwnerProcess, RegionRequest, RegistrationRecord, StorageKind,
+    Alignment, Allocate, AllocateError, BoxedCause, ByteCount, Limits, Location, Memory,
+    OwnerProcess, RegionRequest, StorageKind,
 };
 
 use super::either::Either;
@@ -364,21 +364,5 @@ unsafe impl<M: Memory> Memory for SlabBlock<M> {
         ByteCount::new(self.slab.stride.bytes)
     }
 
-    fn device_alias(&self) -> Option<DeviceAddress> {
-        self.slab().device_alias()?.checked_add(self.offset())
-    }
-
-    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
-        let within = self.offset().checked_add(offset).ok()?;
-        let remaining = self.length().checked_sub(offset).unwrap_or(ByteCount::ZERO);
-        Some(self.slab().copyable_from(within)?.min(remaining))
-    }
-
-    fn capabilities(&self) -> CapabilityReport {
-        self.slab().capabilities()
-    }
-
-    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
-        self.slab().visit_registrations(visit);
-    }
+    terrane_core::delegate_part!(self, *self.slab(), self.offset());
 }

@@ -12,8 +12,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use terrane_core::{
-    Alignment, Allocate, AllocateError, ByteCount, CapabilityReport, DeviceAddress, Limits,
-    Location, Memory, RegionRequest, RegistrationRecord, Span, StorageKind,
+    Alignment, Allocate, AllocateError, ByteCount, Limits, Location, Memory, RegionRequest, Span,
+    StorageKind,
 };
 
 use crate::adaptors::debug::poison::{Fill, FillHost};
@@ -185,23 +185,7 @@ unsafe impl<M: Memory> Memory for Guarded<M> {
         self.entry.block().length
     }
 
-    fn device_alias(&self) -> Option<DeviceAddress> {
-        self.memory.device_alias()?.checked_add(self.offset)
-    }
-
-    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
-        let within = self.offset.checked_add(offset).ok()?;
-        let left = self.length().checked_sub(offset).unwrap_or(ByteCount::ZERO);
-        Some(self.memory.copyable_from(within)?.min(left))
-    }
-
-    fn capabilities(&self) -> CapabilityReport {
-        self.memory.capabilities()
-    }
-
-    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
-        self.memory.visit_registrations(visit);
-    }
+    terrane_core::delegate_part!(self, self.memory, self.offset);
 
     fn managed_block(&self) -> Option<&(dyn Any + Send + Sync)> {
         self.memory.managed_block()
