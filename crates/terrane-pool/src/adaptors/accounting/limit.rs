@@ -50,7 +50,7 @@ unsafe impl<A: Allocate> Allocate for Limit<A> {
         let expected = request
             .bytes
             .align_up(self.upstream.limits().granule)
-            .map_err(|overflow| AllocateError::size_overflow(self.kind(), request, overflow))?;
+            .map_err(|overflow| AllocateError::backend(self.kind(), request, overflow))?;
         let mut reservation = self.budget.reserve(expected).map_err(refused)?;
         let memory = self.upstream.allocate(request)?;
         reservation.resize(memory.length()).map_err(refused)?;

@@ -84,7 +84,7 @@ impl<A: Allocate> Guard<A> {
         let limits = self.upstream.limits();
         Frame::new(request.bytes, limits.alignment.max(request.alignment))
             .map(Some)
-            .map_err(|overflow| AllocateError::size_overflow(self.kind(), request, overflow))
+            .map_err(|overflow| AllocateError::backend(self.kind(), request, overflow))
     }
 }
 
@@ -120,12 +120,7 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
             ..request.clone()
         };
         let memory = self.upstream.allocate(&requested)?;
-        let broken_promise = |violation: Box<GuardViolation>| AllocateError::Backend {
-            kind: self.kind(),
-            requested: request.bytes,
-            label: request.label.clone(),
-            source: violation,
-        };
+        let broken_promise = |violation| AllocateError::backend(self.kind(), request, violation);
         let granted = Span::of(&memory);
         let block = match &frame {
             None => Some(granted),
@@ -137,7 +132,7 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
         let Some(block) = block.filter(|_| is_fit) else {
             let violation = GuardViolation::Unfit { granted, requested };
             self.log.report(violation.clone());
-            return Err(broken_promise(Box::new(violation)));
+            return Err(broken_promise(violation));
         };
         match self.log.enter(&memory, block, frame.as_ref(), &request.label) {
             Ok(entry) => {
@@ -146,7 +141,7 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
             }
             Err(violation) => {
                 self.quarantine.lock().push(memory);
-                Err(broken_promise(violation))
+                Err(broken_promise(*violation))
             }
         }
     }
