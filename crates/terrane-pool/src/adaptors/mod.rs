@@ -48,7 +48,7 @@ pub(crate) mod debug;
 
 pub use accounting::budget::{Budget, OverBudget, Reservation};
 pub use accounting::limit::Limit;
-pub use accounting::snapshot::{BlockRecord, BlockState, Inspect, Snapshot, TagTotal};
+pub use accounting::snapshot::{BlockRecord, BlockState, Inspect, Snapshot};
 pub use accounting::statistics::{Amount, Counters, Statistics, Totals, Window};
 pub use accounting::tags::{LiveBlocks, Tags};
 pub use accounting::trace::{
