@@ -8,7 +8,6 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use terrane_core::OsError;
 
-use super::Waited;
 use super::request::{IoCompletion, IoFailure, IoOperation};
 use super::transfer::{Next, Step, Stop, Transfer, Vectors};
 use crate::error::StorageError;
@@ -132,7 +131,7 @@ impl Workers {
         &mut self,
         until: Option<Instant>,
         completions: &mut Vec<IoCompletion>,
-    ) -> Result<Waited, StorageError> {
+    ) -> Result<(), StorageError> {
         let before = completions.len();
         let mut woken = false;
         loop {
@@ -140,17 +139,18 @@ impl Workers {
                 woken |= self.take(message, completions);
             }
             if completions.len() > before || woken || self.in_flight() == 0 {
-                return Ok(if woken { Waited::Woken } else { Waited::Done });
+                return Ok(());
             }
             let message = match until {
                 Some(until) => match self.messages.recv_deadline(until) {
                     Ok(message) => message,
-                    Err(RecvTimeoutError::Timeout) => return Ok(Waited::Done),
-                    Err(RecvTimeoutError::Disconnected) => return Ok(Waited::Done),
+                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                        return Ok(());
+                    }
                 },
                 None => match self.messages.recv() {
                     Ok(message) => message,
-                    Err(_) => return Ok(Waited::Done),
+                    Err(_) => return Ok(()),
                 },
             };
             woken |= self.take(message, completions);
