@@ -58,13 +58,6 @@ unsafe impl<A: Allocate> Allocate for Limit<A> {
     }
 }
 
-impl<M> Limited<M> {
-    /// Returns the bytes that this memory reserves from the budget.
-    pub fn reservation(&self) -> &Reservation {
-        self.last()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,8 +72,7 @@ mod tests {
         let limited = Limit::new(&upstream, budget.clone());
 
         let page = limited.allocate(&RegionRequest::new(ByteCount::new(1))).unwrap();
-        assert_eq!(budget.live(), ByteCount::kib(4));
-        assert_eq!(page.reservation().bytes(), page.length());
+        assert_eq!((budget.live(), page.length()), (ByteCount::kib(4), ByteCount::kib(4)));
         let request = RegionRequest::new(ByteCount::new(4097)).labelled("weights");
         let error = limited.allocate(&request).unwrap_err();
         let AllocateError::OverBudget { budget: name, label, .. } = &error else {
