@@ -86,8 +86,8 @@ pub use disk::{DiskAllocator, DiskFile, DiskOptions, NamedFileAllocator};
 pub use error::{FileType, StorageError};
 pub use numa::{InvalidPciAddress, NodeId, NumaNode, NumaTopology, PciAddress, TopologyGap};
 pub use queue::{
-    ActiveBackend, IoBackend, IoBuffer, IoCompletion, IoFailure, IoFailureReason, IoFile, IoMemory,
-    IoOperation, IoQueue, IoQueueOptions, IoRegistration, IoRequest, IoWaker,
+    IoBackend, IoBuffer, IoCompletion, IoFailure, IoFailureReason, IoFile, IoMemory, IoOperation,
+    IoQueue, IoQueueOptions, IoRegistration, IoRequest, IoWaker,
 };
 pub use system::{
     BringUp, BringUpEnded, BringUpProducer, ControlGroupLimits, FirstTouch, HugePageSize,

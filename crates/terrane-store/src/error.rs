@@ -200,9 +200,6 @@ pub enum StoreError {
         #[source]
         source: OsError,
     },
-    /// An error that several blocks share.
-    #[error(transparent)]
-    Shared(std::sync::Arc<Self>),
     /// A file of metrics could not be written.
     #[error("cannot write metrics to {path:?}; check the directory, its permissions and its space")]
     Export {

@@ -94,26 +94,14 @@ impl KeyHasher {
     ///
     /// [`KeyError`] if the key is empty or longer than [`MAX_KEY_BYTES`].
     pub fn hash(&self, key: &[u8]) -> Result<KeyHash, KeyError> {
-        if key.is_empty() {
-            return Err(KeyError::Empty);
-        }
-        if key.len() > MAX_KEY_BYTES {
-            return Err(KeyError::TooLong { bytes: key.len() });
-        }
-        let mut hasher = self.keyed;
-        hasher.write(key);
-        Ok(KeyHash(hasher.finish128().as_u128()))
+        check(key)?;
+        Ok(KeyHash(self.keyed.hash(key).as_u128()))
     }
 
     /// The hash of the group's number and a key, as the store uses it: one key in two groups names two
     /// blocks.
     pub(crate) fn hash_in_group(&self, group: u16, key: &[u8]) -> Result<KeyHash, KeyError> {
-        if key.is_empty() {
-            return Err(KeyError::Empty);
-        }
-        if key.len() > MAX_KEY_BYTES {
-            return Err(KeyError::TooLong { bytes: key.len() });
-        }
+        check(key)?;
         // One piece is hashed faster than two.
         let mut short = [0; SHORT];
         if let Some(whole) = short.get_mut(..size_of::<u16>() + key.len())
@@ -127,6 +115,14 @@ impl KeyHasher {
         hasher.write(&group.to_le_bytes());
         hasher.write(key);
         Ok(KeyHash(hasher.finish128().as_u128()))
+    }
+}
+
+fn check(key: &[u8]) -> Result<(), KeyError> {
+    match key.len() {
+        0 => Err(KeyError::Empty),
+        1..=MAX_KEY_BYTES => Ok(()),
+        bytes => Err(KeyError::TooLong { bytes }),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::BoxedCause;
 use crate::allocate::limits::Limits;
 use crate::allocate::request::{Label, RegionRequest};
 use crate::bytes::alignment::Alignment;
-use crate::bytes::byte_count::{ByteCount, SizeOverflow};
+use crate::bytes::byte_count::ByteCount;
 use crate::capability::CapabilityMissing;
 use crate::location::storage_kind::StorageKind;
 use crate::memory::Memory;
@@ -227,14 +227,14 @@ impl AllocateError {
         matches!(self, Self::OutOfMemory { .. } | Self::OverBudget { .. })
     }
 
-    /// The refusal of a request whose size, once rounded up, exceeds 64 bits.
+    /// The error of a source that failed for `cause`.
     #[must_use]
-    pub fn size_overflow(
+    pub fn backend(
         kind: StorageKind,
         request: &RegionRequest,
-        overflow: SizeOverflow,
+        cause: impl Into<BoxedCause>,
     ) -> Self {
         let (requested, label) = (request.bytes, request.label.clone());
-        Self::Backend { kind, requested, label, source: Box::new(overflow) }
+        Self::Backend { kind, requested, label, source: cause.into() }
     }
 }

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::bytes::byte_count::ByteCount;
+use crate::location::Location;
 use crate::location::storage_kind::StorageKind;
-use crate::location::{DeviceAddress, Location};
 use crate::memory::Memory;
 use crate::memory::span::Span;
 use crate::register::registration::RegistrationRecord;
@@ -16,7 +16,6 @@ use crate::register::registration::RegistrationRecord;
 /// owner drops with the last user of the memory.
 pub struct ForeignMemory<O> {
     span: Span,
-    device_alias: Option<DeviceAddress>,
     registration: Option<RegistrationRecord>,
     owner: O,
 }
@@ -33,17 +32,7 @@ impl<O: Send + Sync + 'static> ForeignMemory<O> {
     /// synchronised with the users of this value. The kind is correct and matches the location.
     #[must_use]
     pub unsafe fn new(span: Span, owner: O) -> Self {
-        Self { span, device_alias: None, registration: None, owner }
-    }
-
-    /// Sets the address with which a device accesses these host bytes.
-    ///
-    /// # Safety
-    ///
-    /// While the owner lives, the device must be able to access the whole span from `alias` on.
-    #[must_use]
-    pub unsafe fn with_device_alias(self, alias: DeviceAddress) -> Self {
-        Self { device_alias: Some(alias), ..self }
+        Self { span, registration: None, owner }
     }
 
     /// States that the owner has already registered the memory.
@@ -75,10 +64,6 @@ unsafe impl<O: Send + Sync + 'static> Memory for ForeignMemory<O> {
 
     fn length(&self) -> ByteCount {
         self.span.length
-    }
-
-    fn device_alias(&self) -> Option<DeviceAddress> {
-        self.device_alias
     }
 
     fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {

@@ -156,6 +156,37 @@ macro_rules! delegate_memory {
     };
 }
 
+/// Implements the optional methods of [`Memory`] for the part of a memory that begins at an offset,
+/// except [`managed_block`](Memory::managed_block). Its length is that of the implementing type.
+#[macro_export]
+macro_rules! delegate_part {
+    ($self:ident, $memory:expr, $offset:expr) => {
+        fn device_alias(&$self) -> ::core::option::Option<$crate::DeviceAddress> {
+            $crate::Memory::device_alias(&$memory)?.checked_add($offset)
+        }
+
+        fn copyable_from(
+            &$self,
+            offset: $crate::ByteCount,
+        ) -> ::core::option::Option<$crate::ByteCount> {
+            let length = $crate::Memory::length($self);
+            let remaining = length.checked_sub(offset).unwrap_or($crate::ByteCount::ZERO);
+            let within = $offset.checked_add(offset).ok()?;
+            ::core::option::Option::Some(
+                $crate::Memory::copyable_from(&$memory, within)?.min(remaining),
+            )
+        }
+
+        fn capabilities(&$self) -> $crate::CapabilityReport {
+            $crate::Memory::capabilities(&$memory)
+        }
+
+        fn visit_registrations(&$self, visit: &mut dyn FnMut(&$crate::RegistrationRecord)) {
+            $crate::Memory::visit_registrations(&$memory, visit);
+        }
+    };
+}
+
 // SAFETY: every method returns the pointee's value. The pointee lives as long as its last pointer
 // and does not move when a pointer moves.
 unsafe impl<M: Memory + ?Sized> Memory for Arc<M> {

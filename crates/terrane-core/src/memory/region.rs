@@ -5,12 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::bytes::byte_count::ByteCount;
-use crate::capability::CapabilityReport;
+use crate::location::Location;
 use crate::location::storage_kind::StorageKind;
-use crate::location::{DeviceAddress, Location};
 use crate::memory::Memory;
 use crate::memory::span::Span;
-use crate::register::registration::RegistrationRecord;
 
 /// A span of memory of any kind. It keeps the memory alive.
 ///
@@ -98,23 +96,7 @@ unsafe impl Memory for Region {
         self.length
     }
 
-    fn device_alias(&self) -> Option<DeviceAddress> {
-        self.memory.device_alias()?.checked_add(self.offset)
-    }
-
-    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
-        let remaining = self.length.checked_sub(offset).unwrap_or(ByteCount::ZERO);
-        let within = self.offset.checked_add(offset).ok()?;
-        Some(self.memory.copyable_from(within)?.min(remaining))
-    }
-
-    fn capabilities(&self) -> CapabilityReport {
-        self.memory.capabilities()
-    }
-
-    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
-        self.memory.visit_registrations(visit);
-    }
+    crate::delegate_part!(self, *self.memory, self.offset);
 
     fn managed_block(&self) -> Option<&(dyn Any + Send + Sync)> {
         self.memory.managed_block()

@@ -106,19 +106,6 @@ impl HistogramSnapshot {
         }
         None
     }
-
-    /// Adds the values of another histogram.
-    pub fn merge(&mut self, other: &Self) {
-        if self.buckets.is_empty() {
-            self.buckets.clone_from(&other.buckets);
-        } else {
-            for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
-                *mine += theirs;
-            }
-        }
-        self.count += other.count;
-        self.sum = self.sum.wrapping_add(other.sum);
-    }
 }
 
 #[cfg(test)]
@@ -155,9 +142,5 @@ mod tests {
         }
         assert_eq!(histogram.below_power(17), 131);
         assert_eq!(histogram.below_power(45), 1000);
-        let mut twice = HistogramSnapshot::default();
-        twice.merge(&histogram);
-        twice.merge(&histogram);
-        assert_eq!((twice.count(), twice.below_power(17)), (2000, 262));
     }
 }

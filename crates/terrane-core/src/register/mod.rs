@@ -98,17 +98,6 @@ pub enum RegisterError {
         #[source]
         source: BoxedCause,
     },
-    /// The agent failed before it tried a backend.
-    #[error("agent {agent} cannot register {} of {} memory; see the cause", .span.length, .span.kind)]
-    Agent {
-        /// The agent.
-        agent: AgentName,
-        /// The span.
-        span: Span,
-        /// The error of the agent.
-        #[source]
-        source: BoxedCause,
-    },
 }
 
 fn refusals(backends: &[BackendOutcome]) -> String {

@@ -27,7 +27,7 @@ use crate::error::CudaError;
 /// let streams = CudaStreams::new(&context);
 /// let stream = StreamSource::create(&streams)?;
 /// // As TERRANE_POISON and TERRANE_GUARD say.
-/// let source = DebugOptions::from_env()?.around(
+/// let (source, log) = DebugOptions::from_env()?.around(
 ///     DeviceAllocator::new(&context),
 ///     CudaFill::new(&streams),
 ///     stream,

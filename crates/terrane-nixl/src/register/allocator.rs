@@ -57,15 +57,9 @@ unsafe impl<A: Allocate, R: Register> Allocate for RegisteredAllocator<A, R> {
         if request.bytes.is_zero() {
             return Ok(Box::new(memory));
         }
-        let (kind, requested, label) = (self.kind(), request.bytes, request.label.clone());
         match Registered::new(&self.registrar, memory) {
             Ok(registered) => Ok(Box::new(registered)),
-            Err(failed) => Err(AllocateError::Backend {
-                kind,
-                requested,
-                label,
-                source: Box::new(failed.cause),
-            }),
+            Err(failed) => Err(AllocateError::backend(self.kind(), request, failed.cause)),
         }
     }
 }

@@ -37,7 +37,7 @@ pub trait Adapt: Allocate + Sized {
         Trace::new(self, sink)
     }
 
-    /// Detects overlaps, writes out of bounds and stale references.
+    /// Detects overlaps and writes out of bounds.
     fn guarded(self) -> Guard<Self> {
         Guard::new(self)
     }

@@ -13,20 +13,20 @@ pub struct Attached<M, Before, After = ()> {
     // Fields drop in this order.
     _before: Before,
     memory: M,
-    after: After,
+    _after: After,
 }
 
 impl<M, Before> Attached<M, Before> {
     /// Attaches a value to `memory` that drops before it.
     pub(crate) fn before(before: Before, memory: M) -> Self {
-        Self { _before: before, memory, after: () }
+        Self { _before: before, memory, _after: () }
     }
 }
 
 impl<M, After> Attached<M, (), After> {
     /// Attaches a value to `memory` that drops after it.
     pub(crate) fn after(memory: M, after: After) -> Self {
-        Self { _before: (), memory, after }
+        Self { _before: (), memory, _after: after }
     }
 }
 
@@ -34,11 +34,6 @@ impl<M, Before, After> Attached<M, Before, After> {
     /// The upstream's memory.
     pub fn memory(&self) -> &M {
         &self.memory
-    }
-
-    /// The value that drops after the memory.
-    pub(crate) fn last(&self) -> &After {
-        &self.after
     }
 }
 

@@ -26,7 +26,7 @@
 //! | [`Limit`] | a budget, alone or in a tree that tiers share |
 //! | [`Statistics`] | counts, peaks and measurement windows |
 //! | [`Trace`] | a log in RMM's columns, for replay |
-//! | [`Guard`] | detection of overlaps, writes out of bounds and stale references |
+//! | [`Guard`] | detection of overlaps and writes out of bounds |
 //! | [`Poison`] | a pattern in memory that is new or freed |
 //! | [`DebugOptions`] | guard and poison as code or the environment chooses |
 //! | [`Tags`] | a table of live blocks, for a [`Snapshot`] |
@@ -48,7 +48,7 @@ pub(crate) mod debug;
 
 pub use accounting::budget::{Budget, OverBudget, Reservation};
 pub use accounting::limit::Limit;
-pub use accounting::snapshot::{BlockRecord, BlockState, Inspect, Snapshot, TagTotal};
+pub use accounting::snapshot::{BlockRecord, BlockState, Inspect, Snapshot};
 pub use accounting::statistics::{Amount, Counters, Statistics, Totals, Window};
 pub use accounting::tags::{LiveBlocks, Tags};
 pub use accounting::trace::{
@@ -62,8 +62,8 @@ pub use compose::erased::{AnyUpstream, Erased};
 pub use compose::fallback::{BothRefused, Fallback};
 pub use compose::on_failure::{OnFailure, RefusedRequest};
 pub use compose::slabs::{SlabBlock, SlabMemory, SlabOptions, SlabUsage, Slabs};
-pub use debug::guard::{Guard, GuardLog, GuardViolation, Guarded, OverwrittenSide, StaleReference};
-pub use debug::options::{DebugOptions, Debugged};
+pub use debug::guard::{Guard, GuardLog, GuardViolation, Guarded, OverwrittenSide};
+pub use debug::options::DebugOptions;
 pub use debug::poison::{
     CannotFill, CannotReach, Fill, FillHost, Poison, PoisonBytes, PoisonReport, Poisoned,
 };

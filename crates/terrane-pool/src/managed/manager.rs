@@ -271,12 +271,7 @@ unsafe impl<A: Allocate> Allocate for MemoryManager<A> {
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         self.allocate_block(request, None).map_err(|error| match error {
             ManagedError::Allocate(error) => error,
-            other => AllocateError::Backend {
-                kind: self.kind(),
-                requested: request.bytes,
-                label: request.label.clone(),
-                source: Box::new(other),
-            },
+            other => AllocateError::backend(self.kind(), request, other),
         })
     }
 }

@@ -4,9 +4,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use terrane_core::{
-    ByteCount, CapabilityReport, DeviceAddress, Location, Memory, RegistrationRecord, StorageKind,
-};
+use terrane_core::{ByteCount, Location, Memory, StorageKind};
 
 use crate::cache::descriptor::{BlockDescriptor, BlockUse, DescriptorRef};
 use crate::cache::shared_cache::SharedCache;
@@ -133,23 +131,7 @@ unsafe impl<M: Memory> Memory for PoolBlock<M> {
         self.granted()
     }
 
-    fn device_alias(&self) -> Option<DeviceAddress> {
-        self.record.memory().device_alias()?.checked_add(self.record.offset())
-    }
-
-    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
-        let within = self.record.offset().checked_add(offset).ok()?;
-        let left = self.granted().checked_sub(offset).unwrap_or(ByteCount::ZERO);
-        Some(self.record.memory().copyable_from(within)?.min(left))
-    }
-
-    fn capabilities(&self) -> CapabilityReport {
-        self.record.memory().capabilities()
-    }
-
-    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
-        self.record.memory().visit_registrations(visit);
-    }
+    terrane_core::delegate_part!(self, *self.record.memory(), self.record.offset());
 }
 
 impl<M: Memory> fmt::Debug for PoolBlock<M> {

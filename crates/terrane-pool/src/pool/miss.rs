@@ -85,10 +85,12 @@ impl<A: Allocate> Pool<A> {
         });
         let first = parts.next();
         self.cache.add_new(parts);
-        first.ok_or_else(|| {
-            let request =
-                RegionRequest::new(ByteCount::new(size)).labelled(label.as_str().to_owned());
-            self.backend_error(&request, None)
+        first.ok_or_else(|| AllocateError::OutOfMemory {
+            kind: self.kind(),
+            requested: ByteCount::new(size),
+            available: None,
+            label: label.clone(),
+            source: None,
         })
     }
 
@@ -132,21 +134,7 @@ impl<A: Allocate> Pool<A> {
             return Ok(memory);
         }
         let unfit = PoolError::UnfitUpstream { requested, granted, alignment, available };
-        Err(self.backend_error(request, Some(Box::new(unfit))))
-    }
-
-    pub(super) fn backend_error(
-        &self,
-        request: &RegionRequest,
-        source: Option<terrane_core::BoxedCause>,
-    ) -> AllocateError {
-        let (kind, requested, label) = (self.kind(), request.bytes, request.label.clone());
-        match source {
-            Some(source) => AllocateError::Backend { kind, requested, label, source },
-            None => {
-                AllocateError::OutOfMemory { kind, requested, available: None, label, source: None }
-            }
-        }
+        Err(AllocateError::backend(self.kind(), request, unfit))
     }
 }
 

@@ -226,8 +226,7 @@ impl<A: Allocate> Pool<A> {
     ) -> Result<PoolBlock<A::Memory>, AllocateError> {
         let tag = self.cache.tag(&request.label);
         let Some(pending) = &self.cache.pending else {
-            let source = Some(Box::new(PoolError::NoFences) as _);
-            return Err(self.backend_error(request, source));
+            return Err(AllocateError::backend(self.kind(), request, PoolError::NoFences));
         };
         let class = self.class_of(request);
         if let Some(class) = class

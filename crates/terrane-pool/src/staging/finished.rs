@@ -65,22 +65,6 @@ impl<A: Allocate> FinishedTransfer<A> {
         })
     }
 
-    /// Copies `into.len()` bytes of an output, from `offset` on.
-    ///
-    /// # Errors
-    ///
-    /// As for [`range`](Self::range).
-    pub fn read_into(
-        &self,
-        entry: EntryId,
-        offset: ByteCount,
-        into: &mut [u8],
-    ) -> Result<(), StagingError> {
-        let range = self.range(entry, offset, ByteCount::from_usize(into.len()))?;
-        into.copy_from_slice(range);
-        Ok(())
-    }
-
     /// Copies each output into one vector, in order. Afterwards `outputs` has one vector for each
     /// output. Existing vectors keep their capacity.
     ///

@@ -95,9 +95,9 @@ fn overrun_is_found<A: Allocate>(guard: &Guard<A>, request: &RegionRequest) {
 }
 
 /// Accesses host memory, and queries the guard's log in between, as a subscriber of traces may do.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Curious {
-    log: OnceLock<GuardLog>,
+    log: Arc<OnceLock<GuardLog>>,
 }
 
 impl Curious {
@@ -139,8 +139,8 @@ impl Fill for Curious {
 
 #[test]
 fn a_fill_may_call_the_guard() {
-    let fill = Arc::new(Curious::default());
-    let guard = Guard::ordered(heap(), Arc::clone(&fill), StreamId::new(0));
+    let fill = Curious::default();
+    let guard = Guard::ordered(heap(), fill.clone(), StreamId::new(0));
     fill.log.set(guard.log().clone()).unwrap();
     let request = RegionRequest::new(ByteCount::new(64));
     let blocks = [(); 2].map(|()| guard.allocate(&request).unwrap());

@@ -148,7 +148,8 @@ fn identities_change_their_state_and_stale_ones_are_refused() {
     assert_eq!(manager.identity(handle).unwrap().state, Lifecycle::PendingFree);
     assert!(manager.locate(handle, bytes(0), bytes(1)).unwrap_err().is_use_after_free());
     let snapshot = Snapshot::of(&[&manager]);
-    assert_eq!(snapshot.by_tag(BlockState::Pending)[0].0, Label::from("kv"));
+    assert_eq!(snapshot.blocks[0].state, BlockState::Pending);
+    assert_eq!(snapshot.blocks[0].tag, Label::from("kv"));
     assert_eq!((manager.reap(), manager.allocated()), (0, bytes(64)));
 
     streams.run_all();

@@ -39,7 +39,8 @@ fn every_block_is_shown_live_or_cached() {
     let snapshot = Snapshot::of(&[&live, &*pool]);
     assert_eq!(bytes_of(&snapshot, BlockState::Live), [1024]);
     assert_eq!(bytes_of(&snapshot, BlockState::Cached), [1024, 4096]);
-    assert_eq!(snapshot.by_tag(BlockState::Live)[0].0.as_str(), "kv");
+    let in_use = snapshot.blocks.iter().find(|block| block.state == BlockState::Live);
+    assert_eq!(in_use.unwrap().tag.as_str(), "kv");
     let all: u64 = snapshot.blocks.iter().map(|block| block.span.length.get()).sum();
     assert_eq!(all, device.usage().live_bytes.get());
     drop(kept);

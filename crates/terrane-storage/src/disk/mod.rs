@@ -119,6 +119,30 @@ impl DiskFile {
         Self::open(path, bytes, options, FileAccess::ReadAndWrite)
     }
 
+    /// Like [`open_existing`](Self::open_existing), for a file that may be too short. It is then
+    /// lengthened to `bytes`. On request the blocks of the first `bytes` bytes are reserved, also
+    /// those that were freed after the creation.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open_existing`](Self::open_existing), without [`StorageError::FileTooShort`].
+    /// [`StorageError::NoSpace`] if the file cannot be lengthened. A file that is long enough opens
+    /// even if the disk has no space to reserve its blocks, unless the options require that.
+    pub fn open_extended(
+        path: &Path,
+        bytes: ByteCount,
+        options: &DiskOptions,
+    ) -> Result<Self, StorageError> {
+        let opened = open::existing(path, FileAccess::ReadAndWrite)?;
+        if bytes > opened.length() {
+            check_limit(path, bytes)?;
+        }
+        let mut report = CapabilityReport::default();
+        lengthen(&opened, bytes, options.preallocate, &mut report)?;
+        let length = bytes.max(opened.length());
+        Self::finish_existing(opened, length, options, report)
+    }
+
     /// Like [`open_existing`](Self::open_existing), for reading only: a file without write
     /// permission, or on a file system that is mounted read-only. Copies to it fail.
     ///
@@ -140,7 +164,7 @@ impl DiskFile {
         access: FileAccess,
     ) -> Result<Self, StorageError> {
         let opened = open::existing(path, access)?;
-        let length = ByteCount::new(opened.metadata.len());
+        let length = opened.length();
         if length < bytes {
             return Err(StorageError::FileTooShort {
                 path: path.to_owned(),
@@ -148,9 +172,7 @@ impl DiskFile {
                 needed: bytes,
             });
         }
-        let alignments =
-            (options.direct != Requirement::Off).then(|| direct::alignments(&opened.file));
-        Self::finish(opened, length, alignments, options, CapabilityReport::default(), false)
+        Self::finish_existing(opened, length, options, CapabilityReport::default())
     }
 
     /// The path of the file. For a scratch file, the path of its directory.
@@ -208,6 +230,17 @@ impl DiskFile {
             sync_creation(&opened).map_err(|error| failure(&opened.path, length, error))?;
         }
         Self::finish(opened, length, alignments, options, report, is_scratch)
+    }
+
+    fn finish_existing(
+        opened: Opened,
+        length: ByteCount,
+        options: &DiskOptions,
+        report: CapabilityReport,
+    ) -> Result<Self, StorageError> {
+        let alignments =
+            (options.direct != Requirement::Off).then(|| direct::alignments(&opened.file));
+        Self::finish(opened, length, alignments, options, report, false)
     }
 
     /// Opens the descriptor for direct I/O, and builds the memory.
@@ -294,7 +327,7 @@ fn check_limit(path: &Path, length: ByteCount) -> Result<(), StorageError> {
     Ok(())
 }
 
-/// Makes a new file `length` bytes long, and reserves its blocks if the options request that.
+/// Makes a file at least `length` bytes long, and reserves its blocks if the options request that.
 fn lengthen(
     opened: &Opened,
     length: ByteCount,
@@ -302,6 +335,7 @@ fn lengthen(
     report: &mut CapabilityReport,
 ) -> Result<(), StorageError> {
     let fail = |error| failure(&opened.path, length, error);
+    let was_long_enough = opened.length() >= length;
     let mut status = CapabilityStatus::NotTried;
     if preallocate != Requirement::Off && !length.is_zero() {
         status = match sys::file::reserve(opened.file.as_fd(), length.get()) {
@@ -309,10 +343,14 @@ fn lengthen(
             Err(OsError { code: libc::EOPNOTSUPP | libc::ENOSYS, .. }) => {
                 CapabilityStatus::Refused(Reason::Unsupported { by: "the file system" })
             }
+            // The file stays as long as it was, and its blocks can be read.
+            Err(error) if was_long_enough && matches!(error.code, libc::ENOSPC | libc::EDQUOT) => {
+                CapabilityStatus::Refused(Reason::Os(error))
+            }
             Err(error) => return Err(fail(error)),
         };
     }
-    let is_long_enough = status == CapabilityStatus::Granted;
+    let is_long_enough = was_long_enough || status == CapabilityStatus::Granted;
     report.record(Capability::Preallocation, preallocate, status);
     report.check()?;
     if !is_long_enough {

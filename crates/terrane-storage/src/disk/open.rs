@@ -58,6 +58,11 @@ impl Opened {
         identity(&self.metadata)
     }
 
+    /// The length of the file when it was opened.
+    pub(super) fn length(&self) -> ByteCount {
+        ByteCount::new(self.metadata.len())
+    }
+
     /// The file and its path. The name stays.
     pub(super) fn keep(self) -> (File, PathBuf) {
         if let Some(mut created) = self.created {

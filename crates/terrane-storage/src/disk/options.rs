@@ -8,7 +8,8 @@ pub struct DiskOptions {
     /// Reads and writes that bypass the page cache.
     pub direct: Requirement,
     /// Reserves blocks when a file is created, so that later writes cannot run out of disk space.
-    /// If this is not granted, the file is sparse. Existing files are not changed.
+    /// If this is not granted, the file is sparse. Only
+    /// [`open_extended`](crate::DiskFile::open_extended) reserves blocks of existing files.
     pub preallocate: Requirement,
     /// A scratch file that never has a name (`O_TMPFILE`). Otherwise it is created as
     /// `.terrane-scratch-N` and unlinked at once. A process that is killed between the two leaves

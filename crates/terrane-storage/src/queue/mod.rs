@@ -19,7 +19,7 @@ use terrane_core::{
     RegionRequest,
 };
 
-pub use options::{ActiveBackend, IoBackend, IoQueueOptions};
+pub use options::{IoBackend, IoQueueOptions};
 pub use registered::{IoMemory, IoRegistration};
 pub use request::{
     IoBuffer, IoCompletion, IoFailure, IoFailureReason, IoFile, IoOperation, IoRequest,
@@ -110,13 +110,6 @@ enum Backend {
     Workers(Workers),
 }
 
-/// The result of a wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Waited {
-    Done,
-    Woken,
-}
-
 impl IoQueue {
     /// Creates a queue with these options.
     ///
@@ -164,16 +157,8 @@ impl IoQueue {
         Ok(Self { backend, owner, depth, ended: Vec::new(), capabilities, wants_registration })
     }
 
-    /// The backend in use.
-    #[must_use]
-    pub fn backend(&self) -> ActiveBackend {
-        match *self.backend {
-            Backend::Ring(_) => ActiveBackend::IoUring,
-            Backend::Workers(_) => ActiveBackend::Threads,
-        }
-    }
-
-    /// The capability request for io_uring, with its result.
+    /// The capability request for io_uring, with its result. If it was not granted, the queue uses
+    /// threads.
     #[must_use]
     pub const fn capabilities(&self) -> &CapabilityReport {
         &self.capabilities
@@ -298,11 +283,11 @@ impl IoQueue {
         let before = completions.len();
         let until = if self.ended.is_empty() { until } else { Some(Instant::now()) };
         completions.append(&mut self.ended);
-        let waited = match &mut *self.backend {
+        match &mut *self.backend {
             Backend::Ring(ring) => ring.wait(until, completions)?,
             Backend::Workers(workers) => workers.wait(until, completions)?,
-        };
-        tracing::trace!(?waited, completions = completions.len() - before, "queue waited");
+        }
+        tracing::trace!(completions = completions.len() - before, "queue waited");
         Ok(completions.len() - before)
     }
 
@@ -318,7 +303,7 @@ impl IoQueue {
         match &mut *self.backend {
             Backend::Ring(ring) => ring.stop(Stop::Caller, |t| t.token == token),
             Backend::Workers(workers) => {
-                workers.stop(Stop::Caller, |candidate, _| candidate == token);
+                workers.stop(|candidate| candidate == token);
                 Ok(())
             }
         }
@@ -351,7 +336,7 @@ impl IoQueue {
     /// As for [`SystemAllocator::allocate_memory`]. [`StorageError::Forked`] in a forked process.
     pub fn try_registration(&mut self, bytes: ByteCount) -> Result<CapabilityStatus, StorageError> {
         self.owner.check()?;
-        if self.backend() != ActiveBackend::IoUring {
+        if matches!(*self.backend, Backend::Workers(_)) {
             return Ok(self.registration().status());
         }
         let allocator = SystemAllocator::new(SystemOptions::default());
@@ -396,7 +381,7 @@ impl Drop for IoQueue {
 impl fmt::Debug for IoQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IoQueue")
-            .field("backend", &self.backend())
+            .field("capabilities", &self.capabilities)
             .field("depth", &self.depth)
             .field("in_flight", &self.in_flight())
             .finish_non_exhaustive()

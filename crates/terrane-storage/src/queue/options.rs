@@ -29,16 +29,6 @@ impl IoBackend {
     }
 }
 
-/// The backend of a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ActiveBackend {
-    /// io_uring.
-    IoUring,
-    /// A pool of threads that make blocking calls.
-    Threads,
-}
-
 /// The options of an [`IoQueue`](crate::IoQueue).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IoQueueOptions {

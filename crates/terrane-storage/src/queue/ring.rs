@@ -8,7 +8,6 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use terrane_core::convert::to_u64;
 use terrane_core::{OsError, Reason};
 
-use super::Waited;
 use super::entry::entry_of;
 use super::options::IoQueueOptions;
 use super::registered::{IoMemory, IoRegistration, Registrar};
@@ -170,9 +169,10 @@ impl Ring {
         &mut self,
         until: Option<Instant>,
         completions: &mut Vec<IoCompletion>,
-    ) -> Result<Waited, StorageError> {
+    ) -> Result<(), StorageError> {
         if self.refusal.is_some() {
-            return Ok(self.wait_for_taken(until, completions));
+            self.wait_for_taken(until, completions);
+            return Ok(());
         }
         let result = self.wait_in_kernel(until, completions);
         if result.is_err() {
@@ -185,14 +185,13 @@ impl Ring {
         &mut self,
         until: Option<Instant>,
         completions: &mut Vec<IoCompletion>,
-    ) -> Result<Waited, StorageError> {
+    ) -> Result<(), StorageError> {
         let before = completions.len();
         loop {
             let woken = self.reap(completions);
             if completions.len() > before || woken || self.in_flight() == 0 {
                 // Submit continued requests now, not at the caller's next call.
-                self.flush()?;
-                return Ok(if woken { Waited::Woken } else { Waited::Done });
+                return self.flush();
             }
             let deadline = self.next_deadline();
             let next = deadline.into_iter().chain(until).min();
@@ -204,7 +203,7 @@ impl Ring {
             if until.zip(now).is_some_and(|(until, now)| until <= now) {
                 self.flush()?;
                 self.reap(completions);
-                return Ok(Waited::Done);
+                return Ok(());
             }
             let timeout = next.zip(now).map(|(next, now)| next.saturating_duration_since(now));
             self.arm_wake()?;
@@ -213,23 +212,19 @@ impl Ring {
     }
 
     /// Waits after a refusal. Entries that the kernel has taken still complete in the shared queue.
-    fn wait_for_taken(
-        &mut self,
-        until: Option<Instant>,
-        completions: &mut Vec<IoCompletion>,
-    ) -> Waited {
+    fn wait_for_taken(&mut self, until: Option<Instant>, completions: &mut Vec<IoCompletion>) {
         let before = completions.len();
         self.end_untaken(completions);
         loop {
             if self.reap(completions) | sys::event::drain(&self.wake_event) {
-                return Waited::Woken;
+                return;
             }
             let remaining = until.map(|until| until.saturating_duration_since(Instant::now()));
             if completions.len() > before
                 || self.in_flight() == 0
                 || remaining == Some(Duration::ZERO)
             {
-                return Waited::Done;
+                return;
             }
             std::thread::sleep(remaining.map_or(LOOK_AGAIN, |remaining| remaining.min(LOOK_AGAIN)));
         }

@@ -1,14 +1,13 @@
 //! The queue on threads, for systems that forbid io_uring.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use terrane_core::OsError;
 
-use super::Waited;
 use super::request::{IoCompletion, IoFailure, IoOperation};
 use super::transfer::{Next, Step, Stop, Transfer, Vectors};
 use crate::error::StorageError;
@@ -16,10 +15,6 @@ use crate::sys;
 
 /// The maximum number of bytes of one system call here. Between calls a worker checks the deadline.
 const STEP: usize = 16 << 20;
-
-const RUNNING: u8 = 0;
-const STOP_DEADLINE: u8 = 1;
-const STOP_CALLER: u8 = 2;
 
 struct Job {
     slot: usize,
@@ -31,21 +26,16 @@ enum Message {
     Wake,
 }
 
-/// The queue's record of a request that a worker executes.
-#[derive(Clone, Copy)]
-struct Entry {
-    token: u64,
-    deadline: Option<Instant>,
-}
-
 pub(super) struct Workers {
     /// Dropped before the threads are joined, so that the workers exit.
     jobs: Option<Sender<Job>>,
     messages: Receiver<Message>,
     waker: WakeSender,
-    entries: Vec<Option<Entry>>,
+    /// The tokens of the requests in flight, by slot.
+    tokens: Vec<Option<u64>>,
     free: Vec<usize>,
-    stops: Arc<[AtomicU8]>,
+    /// Whether the caller has stopped the request in a slot.
+    stops: Arc<[AtomicBool]>,
     spare_vectors: Vec<Vectors>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -74,9 +64,9 @@ impl Workers {
             jobs: Some(jobs),
             messages,
             waker: WakeSender { messages: sender, is_pending: Arc::default() },
-            entries: vec![None; depth],
+            tokens: vec![None; depth],
             free: (0..depth).rev().collect(),
-            stops: (0..depth).map(|_| AtomicU8::new(RUNNING)).collect(),
+            stops: (0..depth).map(|_| AtomicBool::new(false)).collect(),
             spare_vectors: Vec::new(),
             threads: Vec::with_capacity(count),
         };
@@ -100,7 +90,7 @@ impl Workers {
     }
 
     pub(super) fn in_flight(&self) -> usize {
-        self.entries.len() - self.free.len()
+        self.tokens.len() - self.free.len()
     }
 
     pub(super) fn spare_vectors(&mut self) -> Vectors {
@@ -108,34 +98,29 @@ impl Workers {
     }
 
     pub(super) fn submit(&mut self, transfer: Transfer) -> Result<(), StorageError> {
-        let full = StorageError::QueueFull { depth: self.entries.len() };
+        let full = StorageError::QueueFull { depth: self.tokens.len() };
         let (Some(jobs), Some(slot)) = (&self.jobs, self.free.pop()) else { return Err(full) };
-        let entry = Entry { token: transfer.token, deadline: transfer.deadline };
+        let token = transfer.token;
         if let Some(stop) = self.stops.get(slot) {
-            stop.store(RUNNING, Ordering::Relaxed);
+            stop.store(false, Ordering::Relaxed);
         }
         // The channel has room for every slot. Its receivers live as long as the workers.
         if jobs.send(Job { slot, transfer }).is_err() {
             self.free.push(slot);
             return Err(full);
         }
-        if let Some(place) = self.entries.get_mut(slot) {
-            *place = Some(entry);
+        if let Some(place) = self.tokens.get_mut(slot) {
+            *place = Some(token);
         }
         Ok(())
     }
 
     /// Requests the workers to end, at their next step, the requests for which `select` returns
     /// `true`.
-    pub(super) fn stop(&self, stop: Stop, mut select: impl FnMut(u64, Option<Instant>) -> bool) {
-        let code = match stop {
-            Stop::Deadline => STOP_DEADLINE,
-            Stop::Caller => STOP_CALLER,
-        };
-        for (entry, flag) in self.entries.iter().zip(self.stops.iter()) {
-            if entry.is_some_and(|entry| select(entry.token, entry.deadline)) {
-                // The first cause is kept.
-                let _ = flag.compare_exchange(RUNNING, code, Ordering::Relaxed, Ordering::Relaxed);
+    pub(super) fn stop(&self, select: impl Fn(u64) -> bool) {
+        for (token, flag) in self.tokens.iter().zip(self.stops.iter()) {
+            if token.is_some_and(&select) {
+                flag.store(true, Ordering::Relaxed);
             }
         }
     }
@@ -146,7 +131,7 @@ impl Workers {
         &mut self,
         until: Option<Instant>,
         completions: &mut Vec<IoCompletion>,
-    ) -> Result<Waited, StorageError> {
+    ) -> Result<(), StorageError> {
         let before = completions.len();
         let mut woken = false;
         loop {
@@ -154,17 +139,18 @@ impl Workers {
                 woken |= self.take(message, completions);
             }
             if completions.len() > before || woken || self.in_flight() == 0 {
-                return Ok(if woken { Waited::Woken } else { Waited::Done });
+                return Ok(());
             }
             let message = match until {
                 Some(until) => match self.messages.recv_deadline(until) {
                     Ok(message) => message,
-                    Err(RecvTimeoutError::Timeout) => return Ok(Waited::Done),
-                    Err(RecvTimeoutError::Disconnected) => return Ok(Waited::Done),
+                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                        return Ok(());
+                    }
                 },
                 None => match self.messages.recv() {
                     Ok(message) => message,
-                    Err(_) => return Ok(Waited::Done),
+                    Err(_) => return Ok(()),
                 },
             };
             woken |= self.take(message, completions);
@@ -175,8 +161,8 @@ impl Workers {
     fn take(&mut self, message: Message, completions: &mut Vec<IoCompletion>) -> bool {
         match message {
             Message::Finished { slot, transfer, outcome } => {
-                if let Some(entry) = self.entries.get_mut(slot) {
-                    *entry = None;
+                if let Some(token) = self.tokens.get_mut(slot) {
+                    *token = None;
                 }
                 self.free.push(slot);
                 let outcome = outcome.map_err(|failure| *failure);
@@ -198,7 +184,7 @@ impl Workers {
 impl Drop for Workers {
     /// Stops the requests in flight and joins the workers. No worker uses a buffer after that.
     fn drop(&mut self) {
-        self.stop(Stop::Caller, |_, _| true);
+        self.stop(|_| true);
         self.jobs = None;
         for thread in self.threads.drain(..) {
             // A worker that panicked has exited too.
@@ -208,7 +194,7 @@ impl Drop for Workers {
 }
 
 /// The main loop of a worker.
-fn work(jobs: &Receiver<Job>, messages: &Sender<Message>, stops: &[AtomicU8]) {
+fn work(jobs: &Receiver<Job>, messages: &Sender<Message>, stops: &[AtomicBool]) {
     while let Ok(Job { slot, mut transfer }) = jobs.recv() {
         let outcome = loop {
             if let Some(stop) = stop_of(&transfer, stops.get(slot)) {
@@ -225,11 +211,9 @@ fn work(jobs: &Receiver<Job>, messages: &Sender<Message>, stops: &[AtomicU8]) {
     }
 }
 
-fn stop_of(transfer: &Transfer, flag: Option<&AtomicU8>) -> Option<Stop> {
-    match flag.map(|flag| flag.load(Ordering::Relaxed)) {
-        Some(STOP_DEADLINE) => return Some(Stop::Deadline),
-        Some(STOP_CALLER) => return Some(Stop::Caller),
-        _ => {}
+fn stop_of(transfer: &Transfer, flag: Option<&AtomicBool>) -> Option<Stop> {
+    if flag.is_some_and(|flag| flag.load(Ordering::Relaxed)) {
+        return Some(Stop::Caller);
     }
     transfer.deadline.is_some_and(|deadline| deadline <= Instant::now()).then_some(Stop::Deadline)
 }

@@ -128,6 +128,33 @@ fn blocks_are_reserved_on_request() {
     }
 }
 
+#[test]
+fn an_existing_file_is_extended_and_its_blocks_are_reserved_again() {
+    let test = "an_existing_file_is_extended_and_its_blocks_are_reserved_again";
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("short");
+    let missing = DiskFile::open_extended(&path, count(1), &OPTIONS);
+    assert!(matches!(missing, Err(StorageError::NotFound { .. })));
+    std::fs::write(&path, [3; 5001]).unwrap();
+    let sparse = DiskOptions { preallocate: Requirement::Off, ..OPTIONS };
+    for (bytes, expected) in [(1 << 20, 1 << 20), (4096, 1 << 20)] {
+        let file = DiskFile::open_extended(&path, count(bytes), &sparse).unwrap();
+        assert_eq!(file.length(), count(expected));
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), expected);
+    }
+    let bytes = std::fs::read(&path).unwrap();
+    assert!(bytes[..5001].iter().all(|&byte| byte == 3));
+    assert!(bytes[5001..].iter().all(|&byte| byte == 0));
+    let reserving = DiskOptions { preallocate: Requirement::Preferred, ..OPTIONS };
+    let file = DiskFile::open_extended(&path, ByteCount::mib(1), &reserving).unwrap();
+    let report = file.capabilities();
+    let status = report.status(&Capability::Preallocation).unwrap();
+    if *status != CapabilityStatus::Granted {
+        return skipped(test, format!("{status:?}"));
+    }
+    assert!(std::fs::metadata(&path).unwrap().blocks() * 512 >= 1 << 20);
+}
+
 /// The report and the handle agree, and direct I/O works with exactly the alignment of the handle.
 #[test]
 fn direct_io_works_with_the_alignment_of_the_handle() {

@@ -6,7 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use terrane_core::{Allocate, ByteCount, RegionRequest, Requirement};
+use terrane_core::{
+    Allocate, ByteCount, Capability, CapabilityStatus, Memory, Reason, RegionRequest, Requirement,
+};
 use terrane_storage::{
     DiskAllocator, DiskFile, DiskOptions, FileType, IoBuffer, IoFile, IoQueue, IoQueueOptions,
     IoRequest, StorageError,
@@ -201,6 +203,32 @@ fn no_space_leaves_nothing_behind() {
         let error = allocator.allocate(&RegionRequest::new(ByteCount::mib(1))).unwrap_err();
         assert!(error.is_exhaustion(), "{error:?}");
         allocator.allocate(&RegionRequest::new(ByteCount::kib(64))).unwrap();
+    });
+}
+
+#[test]
+fn a_file_that_is_long_enough_opens_on_a_full_disk() {
+    in_child("disk_faults::a_file_that_is_long_enough_opens_on_a_full_disk", || {
+        let directory = tempfile::tempdir().unwrap();
+        let _mounted = match tmpfs(directory.path(), 256 << 10) {
+            Ok(mounted) => mounted,
+            Err(error) => return skipped("a_file_that_is_long_enough_opens_on_a_full_disk", error),
+        };
+        let path = directory.path().join("sparse");
+        drop(DiskFile::create_new(&path, ByteCount::mib(1), &SPARSE).unwrap());
+        let preferred = DiskOptions { preallocate: Requirement::Preferred, ..SPARSE };
+        let file = DiskFile::open_extended(&path, ByteCount::mib(1), &preferred).unwrap();
+        let report = file.capabilities();
+        let status = report.status(&Capability::Preallocation);
+        assert!(
+            matches!(status, Some(CapabilityStatus::Refused(Reason::Os(error))) if error.code == libc::ENOSPC),
+            "{status:?}"
+        );
+        let error = DiskFile::open_extended(&path, ByteCount::mib(2), &preferred).unwrap_err();
+        assert!(matches!(error, StorageError::NoSpace { .. }), "{error:?}");
+        let required = DiskOptions { preallocate: Requirement::Required, ..SPARSE };
+        let error = DiskFile::open_extended(&path, ByteCount::mib(1), &required).unwrap_err();
+        assert!(matches!(error, StorageError::Capability { .. }), "{error:?}");
     });
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use terrane_core::{ByteCount, FileIdentity, HostAddress};
+use terrane_core::{ByteCount, Capability, CapabilityStatus, FileIdentity, HostAddress};
 use terrane_storage::{IoBackend, IoBuffer, IoCompletion, IoFile, IoQueue, IoQueueOptions};
 
 /// Prints the name of a test that could not run, and the reason.
@@ -25,6 +25,10 @@ pub fn queues(test: &str, depth: u32) -> Vec<IoQueue> {
     }
     queues.push(IoQueue::new(&options(IoBackend::Threads)).unwrap());
     queues
+}
+
+pub fn uses_io_uring(queue: &IoQueue) -> bool {
+    queue.capabilities().status(&Capability::IoUring) == Some(&CapabilityStatus::Granted)
 }
 
 pub fn target(file: &File) -> IoFile {

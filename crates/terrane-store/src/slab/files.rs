@@ -1,19 +1,17 @@
 //! Slab files: their names, slots and syncs.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{FallocateFlags, fallocate, ftruncate};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
 use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
 use terrane_core::{
-    Alignment, Allocate, ByteCount, Capability, CapabilityReport, CapabilityStatus, Durability,
-    Memory, OsError, Reason, Requirement,
+    Alignment, Allocate, ByteCount, CapabilityReport, Durability, Memory, OsError, Requirement,
 };
 use terrane_storage::{DiskAllocator, DiskFile, DiskOptions, IoFile, StorageError};
 
@@ -95,7 +93,8 @@ impl SlabFiles {
                 return Err(too_large());
             }
             let path = folder.join(format!("slab.{number}.{index:03}"));
-            let (file, report) = open_file(&path, bytes, options, disk)?;
+            let file = open_file(&path, bytes, options, disk)?;
+            let report = file.capabilities();
             let known = self.capabilities.outcomes().to_vec();
             let new = report.outcomes().iter().filter(|outcome| !known.contains(outcome));
             self.capabilities.extend(new.cloned());
@@ -269,108 +268,25 @@ fn granule_of(
     Ok(direct.map_or(Alignment::PAGE, |direct| direct.offset_alignment))
 }
 
-/// Opens a slab file, and creates or extends it if necessary.
+/// Opens a slab file, and creates or extends it if necessary. A process that was killed may have left
+/// it too short, or its blocks were freed after a resize.
 fn open_file(
     path: &Path,
     bytes: ByteCount,
     options: &SlabOptions,
     disk: &DiskOptions,
-) -> Result<(DiskFile, CapabilityReport), StoreError> {
-    let mut report = CapabilityReport::default();
-    let found = match std::fs::symlink_metadata(path) {
-        Ok(found) => Some(found.len()),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-        Err(error) => return Err(at(path, "lstat", &error)),
-    };
-    let file = match found {
-        _ if options.read_only => DiskFile::open_read_only(path, bytes, disk)?,
-        None => {
+) -> Result<DiskFile, StoreError> {
+    if options.read_only {
+        return Ok(DiskFile::open_read_only(path, bytes, disk)?);
+    }
+    match DiskFile::open_extended(path, bytes, disk) {
+        Err(StorageError::NotFound { .. }) => {
             let file = DiskFile::create_new(path, bytes, disk)?;
             sync_creation(path, options.durability)?;
-            file
+            Ok(file)
         }
-        Some(length) if options.preallocate != Requirement::Off => {
-            let status = reserve(path, ByteCount::new(length), bytes)?;
-            report.record(Capability::Preallocation, options.preallocate, status);
-            report.check().map_err(StorageError::from)?;
-            DiskFile::open_existing(path, bytes, disk)?
-        }
-        Some(length) if length < bytes.get() => {
-            extend(path, bytes)?;
-            DiskFile::open_existing(path, bytes, disk)?
-        }
-        Some(_) => DiskFile::open_existing(path, bytes, disk)?,
-    };
-    report.extend(file.capabilities().outcomes().iter().cloned());
-    Ok((file, report))
-}
-
-/// Reserves the blocks of a file that exists. A process that was killed may have left it too short, or
-/// its blocks were freed after a resize.
-fn reserve(
-    path: &Path,
-    length: ByteCount,
-    bytes: ByteCount,
-) -> Result<CapabilityStatus, StoreError> {
-    if bytes.is_zero() {
-        return Ok(CapabilityStatus::NotTried);
+        opened => Ok(opened?),
     }
-    check_limit(path, length, bytes)?;
-    let file = open_for_writing(path)?;
-    loop {
-        let error = match fallocate(&file, FallocateFlags::empty(), 0, bytes.get()) {
-            Ok(()) => return Ok(CapabilityStatus::Granted),
-            Err(Errno::INTR) => continue,
-            Err(error) => error,
-        };
-        let source = OsError::new("fallocate", error.raw_os_error());
-        match error {
-            Errno::OPNOTSUPP | Errno::NOSYS => {
-                if length < bytes {
-                    extend(path, bytes)?;
-                }
-                let reason = Reason::Unsupported { by: "the file system" };
-                return Ok(CapabilityStatus::Refused(reason));
-            }
-            // The file stays as long as it was, and its blocks can be read.
-            Errno::NOSPC | Errno::DQUOT if length >= bytes => {
-                return Ok(CapabilityStatus::Refused(Reason::Os(source)));
-            }
-            Errno::NOSPC | Errno::DQUOT | Errno::FBIG => {
-                let path = path.to_owned();
-                return Err(StorageError::NoSpace { path, requested: bytes, source }.into());
-            }
-            _ => return Err(StoreError::SlabFile { path: path.to_owned(), source }),
-        }
-    }
-}
-
-/// Makes a file `bytes` long, without blocks.
-fn extend(path: &Path, bytes: ByteCount) -> Result<(), StoreError> {
-    check_limit(path, ByteCount::ZERO, bytes)?;
-    let file = open_for_writing(path)?;
-    ftruncate(&file, bytes.get()).map_err(|error| at(path, "ftruncate", &error.into()))
-}
-
-/// Refuses a length above `RLIMIT_FSIZE`, because the kernel would send `SIGXFSZ`.
-fn check_limit(path: &Path, length: ByteCount, bytes: ByteCount) -> Result<(), StoreError> {
-    let limit = getrlimit(Resource::Fsize).current;
-    if bytes > length && limit.is_some_and(|limit| bytes.get() > limit) {
-        let source = OsError::new("setrlimit", Errno::FBIG.raw_os_error());
-        let path = path.to_owned();
-        return Err(StorageError::NoSpace { path, requested: bytes, source }.into());
-    }
-    Ok(())
-}
-
-fn open_for_writing(path: &Path) -> Result<File, StoreError> {
-    let file =
-        OpenOptions::new().write(true).open(path).map_err(|error| at(path, "open", &error))?;
-    let metadata = file.metadata().map_err(|error| at(path, "fstat", &error))?;
-    if metadata.is_file() {
-        return Ok(file);
-    }
-    Err(at(path, "open", &Errno::INVAL.into()))
 }
 
 /// Makes the name of a new file durable.

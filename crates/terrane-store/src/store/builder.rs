@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use terrane_core::{Allocate, ByteCount, Durability, Requirement};
 use terrane_layout::{BlockFingerprint, Geometry, LayoutBuilder, LayoutError, PhysicalLayout};
-use terrane_storage::{IoBackend, IoQueueOptions, SystemAllocator, SystemOptions};
+use terrane_storage::{IoBackend, SystemAllocator, SystemOptions};
 use terrane_transfer::{Endpoint, TransferManager};
 
 use crate::disk::Namespace;
+use crate::slab::SlabOptions;
 
 /// The blocks of one kind of cache: all have one shape, or are opaque bytes of one length.
 ///
@@ -129,13 +130,7 @@ impl MemoryTier {
 pub struct DiskTier {
     pub(crate) directories: Vec<PathBuf>,
     pub(crate) bytes: ByteCount,
-    pub(crate) durability: Durability,
-    pub(crate) io_depth: u32,
-    pub(crate) read_only: bool,
-    pub(crate) direct: Requirement,
-    pub(crate) preallocate: Requirement,
-    pub(crate) backend: IoBackend,
-    pub(crate) registered: ByteCount,
+    pub(crate) slabs: SlabOptions,
 }
 
 impl DiskTier {
@@ -146,13 +141,7 @@ impl DiskTier {
         Self {
             directories: vec![directory.as_ref().to_owned()],
             bytes,
-            durability: Durability::Data,
-            io_depth: 32,
-            read_only: false,
-            direct: Requirement::Preferred,
-            preallocate: Requirement::Preferred,
-            backend: IoBackend::Auto,
-            registered: IoQueueOptions::default().registered,
+            slabs: SlabOptions::default(),
         }
     }
 
@@ -164,39 +153,46 @@ impl DiskTier {
     }
 
     /// Sets how a block is made durable; [`Durability::Data`] by default.
-    pub fn durability(self, durability: Durability) -> Self {
-        Self { durability, ..self }
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.slabs.durability = durability;
+        self
     }
 
     /// The most requests in flight; 32 by default.
-    pub fn io_depth(self, io_depth: u32) -> Self {
-        Self { io_depth, ..self }
+    pub fn io_depth(mut self, io_depth: u32) -> Self {
+        self.slabs.depth = io_depth;
+        self
     }
 
     /// Takes no puts. The blocks that are there can be read.
-    pub fn read_only(self, read_only: bool) -> Self {
-        Self { read_only, ..self }
+    pub fn read_only(mut self, read_only: bool) -> Self {
+        self.slabs.read_only = read_only;
+        self
     }
 
     /// Whether reads and writes bypass the page cache; preferred by default.
-    pub fn direct_io(self, direct: Requirement) -> Self {
-        Self { direct, ..self }
+    pub fn direct_io(mut self, direct: Requirement) -> Self {
+        self.slabs.direct = direct;
+        self
     }
 
     /// Whether the files reserve their disk space when they are created; preferred by default.
-    pub fn preallocate(self, preallocate: Requirement) -> Self {
-        Self { preallocate, ..self }
+    pub fn preallocate(mut self, preallocate: Requirement) -> Self {
+        self.slabs.preallocate = preallocate;
+        self
     }
 
     /// io_uring or threads; whichever is available by default.
-    pub fn backend(self, backend: IoBackend) -> Self {
-        Self { backend, ..self }
+    pub fn backend(mut self, backend: IoBackend) -> Self {
+        self.slabs.backend = backend;
+        self
     }
 
     /// The most bytes of the callers' memory that are registered with io_uring, and thereby pinned; 4 GiB
-    /// by default. See [`IoQueueOptions::registered`].
-    pub fn registered(self, registered: ByteCount) -> Self {
-        Self { registered, ..self }
+    /// by default. See [`IoQueueOptions::registered`](terrane_storage::IoQueueOptions::registered).
+    pub fn registered(mut self, registered: ByteCount) -> Self {
+        self.slabs.registered = registered;
+        self
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::error::StoreError;
-use crate::slab::{SlabDirection, SlabRequest, SlabSink};
+use crate::slab::SlabDirection;
 use crate::store::arrivals::{Arrivals, SharedHold};
 use crate::store::claims::Claim;
 use crate::store::commit::not_read;
@@ -16,7 +16,7 @@ use crate::store::load::Load;
 use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::result::BlockResult;
 use crate::store::room::PinnedSlot;
-use crate::store::task::JobTask;
+use crate::store::task::{DiskBlock, JobTask};
 use crate::store::tier::count;
 use crate::store::transfers::{BlockCopy, CopyList, StartedCopy};
 
@@ -241,27 +241,17 @@ impl Get<'_> {
         let (destination, guard) = (Arc::clone(self.destination), Arc::clone(&task.guard));
         // They drop in this order: the guard last.
         let keeps = (hold.clone(), Arc::clone(&pins), destination, guard);
-        let arrivals = Arc::new(Arrivals::new(indices.len(), Arc::new(keeps)));
-        let request = |(at, (&index, pin)): (usize, (&usize, &PinnedSlot))| SlabRequest {
-            job: task.control.id(),
-            index: at,
-            group: task.group,
+        let block = |(&index, pin): (&usize, &PinnedSlot)| DiskBlock {
             slot: pin.block.slot,
             buffers: self.destination.buffers(index),
             memory: self.destination.io_memory(),
             direction: SlabDirection::Read { checksum: pin.block.checksum },
-            deadline: task.control.deadline(),
-            priority: task.control.priority(),
-            sink: Arc::clone(&arrivals) as Arc<dyn SlabSink>,
         };
-        let requests: Vec<SlabRequest> =
-            indices.iter().zip(pins.iter()).enumerate().map(request).collect();
-        // SAFETY: the sink keeps the destination, its hold, the pins and the guard until the last request
-        // has ended, also after a panic in this task. The caller keeps spans valid until the guard drops.
+        let blocks = indices.iter().zip(pins.iter()).map(block);
+        // SAFETY: the destination, its hold, the pins and the guard are kept until the last request has
+        // ended, also after a panic in this task. The caller keeps spans valid until the guard drops.
         #[expect(unsafe_code, reason = "the memory is named by addresses")]
-        unsafe {
-            task.submit_to(disk, requests);
-        }
+        let arrivals = unsafe { task.submit_blocks(disk, task.group, Arc::new(keeps), blocks) };
         Some(Reading { indices, pins, arrivals, hold })
     }
 

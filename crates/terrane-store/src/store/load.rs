@@ -6,7 +6,7 @@ use terrane_core::convert::to_usize;
 
 use crate::KeyHash;
 use crate::error::StoreError;
-use crate::slab::{SlabDirection, SlabFailure, SlabRequest, SlabSink};
+use crate::slab::{SlabDirection, SlabFailure};
 use crate::store::arrivals::{Arrivals, SharedHold};
 use crate::store::claims::{Claim, ClaimKind, HeldClaim};
 use crate::store::commit::{Committed, Place, WrittenBlock, not_read};
@@ -14,7 +14,7 @@ use crate::store::presence::TierId;
 use crate::store::request::Keys;
 use crate::store::result::{BlockResult, NoRoom};
 use crate::store::room::{PinnedSlot, SharedSlots, TakenSlots};
-use crate::store::task::JobTask;
+use crate::store::task::{DiskBlock, JobTask};
 use crate::store::tier::{Tier, TierBlocks};
 use crate::store::transfers::{BlockCopy, CopyList, StartedCopy};
 
@@ -49,6 +49,8 @@ struct OwnLoad {
 /// A block on its way.
 struct Moving {
     own: OwnLoad,
+    /// Its slot in the tier.
+    slot: u32,
     source: Arc<PinnedSlot>,
     /// Keeps transfers from the slot while the disk fills it.
     hold: SharedHold,
@@ -148,16 +150,17 @@ impl<'a> Load<'a> {
         let Some(memory) = tier.blocks(self.task.group) else { return };
         let (mut from_disk, mut from_memory) = (Vec::new(), Vec::new());
         for own in own {
+            let Some(slot) = taken.slot(own.at) else { continue };
             let Some((source, is_disk)) = self.find(own.key) else { continue };
             let hold = SharedHold::new(None);
-            let mut moving = Moving { own, source: Arc::new(source), hold };
+            let mut moving = Moving { own, slot, source: Arc::new(source), hold };
             if !is_disk {
                 from_memory.push(moving);
             } else if memory.facts.is_host {
-                match taken.slot(moving.own.at).map(|slot| memory.hold(slot)) {
-                    Some(Err(result)) => set(results, moving.own.index, result),
-                    hold => {
-                        moving.hold = SharedHold::new(hold.and_then(Result::ok));
+                match memory.hold(slot) {
+                    Err(result) => set(results, moving.own.index, result),
+                    Ok(hold) => {
+                        moving.hold = SharedHold::new(Some(hold));
                         from_disk.push(moving);
                     }
                 }
@@ -170,23 +173,10 @@ impl<'a> Load<'a> {
                 set(results, moving.own.index, left);
             }
         }
-        let disk = self.submit(memory, (&taken, &from_disk));
+        let reads = self.submit(memory, (&taken, &from_disk));
         let started = self.start(memory, (&taken, &from_memory), results);
-        let mut from_disk: Vec<Option<Moving>> = from_disk.into_iter().map(Some).collect();
-        let mut left = from_disk.len();
-        while left > 0 {
-            for (number, result) in disk.next().await {
-                left -= 1;
-                let Some(moving) = from_disk.get_mut(number).and_then(Option::take) else {
-                    continue;
-                };
-                match result {
-                    Ok(done) => {
-                        self.commit((moving, done.checksum), &mut taken, ready, results).await;
-                    }
-                    Err(failure) => self.fail(moving, failure, results).await,
-                }
-            }
+        if let Some(reads) = reads {
+            self.end_reads((&reads, from_disk), &mut taken, ready, results).await;
         }
         let mut from_memory: Vec<Option<Moving>> = from_memory.into_iter().map(Some).collect();
         for mut copy in started {
@@ -206,6 +196,28 @@ impl<'a> Load<'a> {
         }
     }
 
+    /// Commits blocks as they arrive from disk.
+    async fn end_reads(
+        &self,
+        (reads, moving): (&Arrivals, Vec<Moving>),
+        taken: &mut TakenSlots,
+        ready: OnReady<'_>,
+        results: &mut [BlockResult],
+    ) {
+        let mut moving: Vec<Option<Moving>> = moving.into_iter().map(Some).collect();
+        let mut left = moving.len();
+        while left > 0 {
+            for (number, result) in reads.next().await {
+                left -= 1;
+                let Some(moving) = moving.get_mut(number).and_then(Option::take) else { continue };
+                match result {
+                    Ok(done) => self.commit((moving, done.checksum), taken, ready, results).await,
+                    Err(failure) => self.fail(moving, failure, results).await,
+                }
+            }
+        }
+    }
+
     /// The block in another tier, a slower one first, and whether that is the disk tier.
     fn find(&self, key: KeyHash) -> Option<(PinnedSlot, bool)> {
         let (faster, slower) = self.task.core.tiers.split_at_checked(self.to.index())?;
@@ -215,45 +227,33 @@ impl<'a> Load<'a> {
         })
     }
 
+    /// Begins to read blocks from disk. `None` if there are none.
     fn submit(
         &self,
         memory: &TierBlocks,
         (taken, moving): (&TakenSlots, &[Moving]),
-    ) -> Arc<Arrivals> {
+    ) -> Option<Arc<Arrivals>> {
+        if moving.is_empty() {
+            return None;
+        }
         let (task, core) = (self.task, &self.task.core);
+        let (disk, info) = (core.disk.as_ref()?, core.group(task.group).ok()?);
         let holds: Vec<SharedHold> = moving.iter().map(|moving| moving.hold.clone()).collect();
         let pins: Vec<Arc<PinnedSlot>> =
             moving.iter().map(|moving| Arc::clone(&moving.source)).collect();
         let keeps = (holds, pins, taken.share(), memory.endpoint.clone());
-        let arrivals = Arc::new(Arrivals::new(moving.len(), Arc::new(keeps)));
-        let (Some(disk), Ok(info)) = (&core.disk, core.group(task.group)) else { return arrivals };
-        let request = |(number, moving): (usize, &Moving)| {
-            let block = moving.source.block;
-            let slot = taken.slot(moving.own.at)?;
-            Some(SlabRequest {
-                job: task.control.id(),
-                index: number,
-                group: task.group,
-                slot: block.slot,
-                buffers: memory.buffers(info, slot, block.length),
-                memory: memory.io_memory(),
-                direction: SlabDirection::Read { checksum: block.checksum },
-                deadline: task.control.deadline(),
-                priority: task.control.priority(),
-                sink: Arc::clone(&arrivals) as Arc<dyn SlabSink>,
-            })
+        let block = |moving: &Moving| DiskBlock {
+            slot: moving.source.block.slot,
+            buffers: memory.buffers(info, moving.slot, moving.source.block.length),
+            memory: memory.io_memory(),
+            direction: SlabDirection::Read { checksum: moving.source.block.checksum },
         };
-        let requests: Vec<SlabRequest> = moving.iter().enumerate().filter_map(request).collect();
-        if requests.is_empty() {
-            return arrivals;
-        }
-        // SAFETY: the sink keeps the slots, their holds, the pins and the endpoint until the last request
-        // has ended, also after a panic in this task. No other job uses the slots until then.
+        let blocks = moving.iter().map(block);
+        // SAFETY: the slots, their holds, the pins and the endpoint are kept until the last request has
+        // ended, also after a panic in this task. No other job uses the slots until then.
         #[expect(unsafe_code, reason = "the memory is named by addresses")]
-        unsafe {
-            task.submit_to(disk, requests);
-        }
-        arrivals
+        let arrivals = unsafe { task.submit_blocks(disk, task.group, Arc::new(keeps), blocks) };
+        Some(arrivals)
     }
 
     /// Starts copies between memory tiers. Copies that no engine can do are done here.
@@ -271,7 +271,8 @@ impl<'a> Load<'a> {
             let block = moving.source.block;
             let tier = moving.source.room.tier;
             let source = core.tiers.get(tier.index()).and_then(|tier| tier.blocks(task.group));
-            let (Some(source), Some(to)) = (source, taken.slot(moving.own.at)) else { continue };
+            let Some(source) = source else { continue };
+            let to = moving.slot;
             let keeps = (Arc::clone(&moving.source), taken.share());
             match info.transfer_tokens((&source.facts, &memory.facts), block.length) {
                 Some(tokens) => {
@@ -311,7 +312,7 @@ impl<'a> Load<'a> {
         results: &mut [BlockResult],
     ) {
         let (task, core) = (self.task, &self.task.core);
-        let Moving { own, source, hold } = moving;
+        let Moving { own, source, hold, .. } = moving;
         // Transfers may read the block as soon as it is in the index.
         hold.release();
         let name = core.names.get(own.key);

@@ -18,14 +18,22 @@ impl<T> OneShot<T> {
     }
 
     pub(crate) fn send(&self, value: T) {
-        let task = {
-            let mut state = lock(&self.state);
-            state.0 = Some(value);
-            state.1.take()
-        };
-        if let Some(task) = task {
+        if let Some(task) = self.put(value) {
             task.wake();
         }
+    }
+
+    /// Like [`send`](Self::send), for a caller that has a lock. It wakes the returned task later.
+    #[must_use = "the task waits until it is woken"]
+    pub(crate) fn put(&self, value: T) -> Option<Waker> {
+        let mut state = lock(&self.state);
+        state.0 = Some(value);
+        state.1.take()
+    }
+
+    /// Takes the value, if it was sent and not received.
+    pub(crate) fn take(&self) -> Option<T> {
+        lock(&self.state).0.take()
     }
 
     /// Waits for the value.

@@ -285,7 +285,7 @@ fn open_disk(
     groups: &[GroupInfo],
 ) -> Result<(TierPlan, OpenedDisk), StoreError> {
     let namespace = builder.namespace.as_ref().ok_or(StoreError::NoNamespace)?;
-    if disk.read_only && !builder.persistent {
+    if disk.slabs.read_only && !builder.persistent {
         return Err(StoreError::ReadOnlyNotPersistent);
     }
     let first = disk.directories.first().ok_or(StoreError::NoDirectory)?;
@@ -293,15 +293,8 @@ fn open_disk(
     let opened = disk.directories.iter().map(open_folder).collect::<Result<Vec<_>, _>>()?;
     let folders: Vec<PathBuf> = opened.iter().map(|folder| folder.path().to_owned()).collect();
     let options = SlabOptions {
-        depth: disk.io_depth,
         max_writes_while_reads_wait: builder.max_writes_while_reads_wait,
-        durability: disk.durability,
-        backend: disk.backend,
-        registered: disk.registered,
-        direct: disk.direct,
-        preallocate: disk.preallocate,
-        read_only: disk.read_only,
-        ..SlabOptions::default()
+        ..disk.slabs
     };
     // A file system may need larger distances between slots than those of the catalog.
     let granule = Slabs::granule(&folders, &options)?;
@@ -332,7 +325,7 @@ fn open_disk(
         slot_bytes: (0_u16..).zip(&slots).map(|(group, _)| slabs.slot_bytes(group)).collect(),
         dirty: DirtyBlocks::None,
     };
-    let is_read_only = disk.read_only;
+    let is_read_only = disk.slabs.read_only;
     let parts = DiskParts { slabs, catalog, is_read_only, _folder_locks: folder_locks };
     Ok((plan, OpenedDisk { parts, recovered }))
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::error::StoreError;
-use crate::slab::{SlabDirection, SlabRequest, SlabSink};
-use crate::store::arrivals::{Arrivals, SharedHold};
+use crate::slab::SlabDirection;
+use crate::store::arrivals::SharedHold;
 use crate::store::builder::WritePolicy;
 use crate::store::claims::{Claim, ClaimKind, HeldClaim};
 use crate::store::commit::{Committed, Place, WrittenBlock, not_written};
@@ -15,7 +15,7 @@ use crate::store::executor::yield_now;
 use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::result::BlockResult;
 use crate::store::room::TakenSlots;
-use crate::store::task::JobTask;
+use crate::store::task::{DiskBlock, JobTask};
 use crate::store::tier::Tier;
 use crate::store::transfers::{BlockCopy, CopyList};
 use crate::store::write_back::make_durable;
@@ -185,26 +185,17 @@ impl Put<'_> {
         let (source, guard) = (Arc::clone(&self.source), Arc::clone(&task.guard));
         // They drop in this order: the guard last.
         let keeps = (hold.clone(), taken.share(), source, guard);
-        let arrivals = Arc::new(Arrivals::new(own.len(), Arc::new(keeps)));
-        let request = |(at, own): (usize, &OwnKey)| SlabRequest {
-            job: task.control.id(),
-            index: at,
-            group: task.group,
+        let block = |(at, own): (usize, &OwnKey)| DiskBlock {
             slot: taken.slot(at).unwrap_or(u32::MAX),
             buffers: self.source.buffers(own.index),
             memory: self.source.io_memory(),
             direction: SlabDirection::Write,
-            deadline: task.control.deadline(),
-            priority: task.control.priority(),
-            sink: Arc::clone(&arrivals) as Arc<dyn SlabSink>,
         };
-        let requests: Vec<SlabRequest> = own.iter().enumerate().map(request).collect();
-        // SAFETY: the sink keeps the source, its hold, the slots and the guard until the last request has
+        let blocks = own.iter().enumerate().map(block);
+        // SAFETY: the source, its hold, the slots and the guard are kept until the last request has
         // ended, also after a panic in this task. The caller keeps spans valid until the guard drops.
         #[expect(unsafe_code, reason = "the memory is named by addresses")]
-        unsafe {
-            task.submit_to(disk, requests);
-        }
+        let arrivals = unsafe { task.submit_blocks(disk, task.group, Arc::new(keeps), blocks) };
         let mut spare = self.spare(tier, own.len());
         let bytes = own.iter().map(|own| u64::from(self.source.length(own.index))).sum::<u64>();
         if bytes > MOST_AT_ONCE && !spare.is_empty() {

@@ -13,7 +13,7 @@ use crate::store::presence::TierId;
 use crate::store::put;
 use crate::store::removal;
 use crate::store::request::{Keys, Payload, PayloadUse};
-use crate::store::shared::StoreCore;
+use crate::store::shared::{JobOrigin, StoreCore};
 use crate::store::task::{begin, begin_without_task};
 use crate::store::tier::count;
 use crate::store::write_back;
@@ -78,7 +78,7 @@ pub(crate) fn get<K: AsRef<[u8]>, G: Send + 'static>(
         Err(cause) => return Err(refuse(core, guard, cause)),
     };
     if let Some(found) = direct::find(core, &options, &keys, &destination) {
-        let begun = begin_without_task(core, &options, keys.len());
+        let begun = begin_without_task(core, JobOrigin::Caller, &options, keys.len());
         return match begun {
             Ok(parts) => Ok(found.start(core, (parts, &options), (&keys, destination), guard)),
             Err(cause) => Err(refuse(core, guard, cause)),

@@ -1,5 +1,6 @@
 //! A running job: what its task knows, and its end.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -7,11 +8,13 @@ use std::time::Instant;
 
 use terrane_core::ByteCount;
 use terrane_core::sync::lock;
+use terrane_storage::IoMemory;
 use terrane_transfer::DeviceOrder;
 
 use crate::error::StoreError;
 use crate::queue::QueuePlace;
-use crate::slab::{Priority, SlabRequest};
+use crate::slab::{Priority, SlabBuffers, SlabDirection, SlabRequest, SlabSink};
+use crate::store::arrivals::Arrivals;
 use crate::store::control::JobControl;
 use crate::store::executor::LiveTask;
 use crate::store::job::Job;
@@ -91,25 +94,59 @@ pub(crate) struct JobTask {
     pub(crate) guard: GuardCell,
 }
 
+/// A block in the slab files, and the memory that it is read into or written from.
+pub(crate) struct DiskBlock {
+    pub(crate) slot: u32,
+    pub(crate) buffers: SlabBuffers,
+    /// The memory of the buffers, which the queue may register.
+    pub(crate) memory: Option<IoMemory>,
+    pub(crate) direction: SlabDirection,
+}
+
 impl JobTask {
-    /// Submits requests of the job. If the job had to stop meanwhile, they are cancelled: a cancellation
-    /// before the submission did not find them. A raise of its priority is repeated for the same reason.
+    /// Reads or writes blocks of the job. Their results arrive with their places in `blocks`. `keeps`
+    /// drops when all have ended, also after a panic in the task.
+    ///
+    /// If the job had to stop meanwhile, the requests are cancelled: a cancellation before the submission
+    /// did not find them. A raise of its priority is repeated for the same reason.
     ///
     /// # Safety
     ///
-    /// As for [`Slabs::submit`](crate::slab::Slabs::submit).
+    /// As for [`Slabs::submit`](crate::slab::Slabs::submit), until `keeps` drops.
     #[expect(unsafe_code, reason = "the memory is named by addresses")]
-    pub(crate) unsafe fn submit_to(&self, disk: &DiskParts, requests: Vec<SlabRequest>) {
-        let lowest = requests.iter().map(|request| request.priority).min();
+    pub(crate) unsafe fn submit_blocks(
+        &self,
+        disk: &DiskParts,
+        group: u16,
+        keeps: Arc<dyn Any + Send + Sync>,
+        blocks: impl ExactSizeIterator<Item = DiskBlock>,
+    ) -> Arc<Arrivals> {
+        let arrivals = Arc::new(Arrivals::new(blocks.len(), keeps));
+        let (job, deadline) = (self.control.id(), self.control.deadline());
+        let priority = self.control.priority();
+        let request = |(index, block): (usize, DiskBlock)| SlabRequest {
+            job,
+            index,
+            group,
+            slot: block.slot,
+            buffers: block.buffers,
+            memory: block.memory,
+            direction: block.direction,
+            deadline,
+            priority,
+            sink: Arc::clone(&arrivals) as Arc<dyn SlabSink>,
+        };
+        let requests: Vec<SlabRequest> = blocks.enumerate().map(request).collect();
         // SAFETY: the caller keeps the contract of the call.
         unsafe { disk.slabs.submit(requests) };
         if self.control.stopped().is_some() {
-            disk.slabs.cancel(self.control.id());
+            disk.slabs.cancel(job);
         }
-        let priority = self.control.priority();
-        if lowest.is_some_and(|lowest| lowest < priority) {
-            disk.slabs.raise(self.control.id(), priority);
+        let raised = self.control.priority();
+        if priority < raised {
+            disk.slabs.raise(job, raised);
         }
+        arrivals
     }
 }
 
@@ -132,13 +169,32 @@ pub(crate) struct EndParts {
     _live: LiveTask,
 }
 
-/// Begins a job. The guard is taken only if it begins.
+/// Begins a job of a caller. The guard is taken only if it begins.
 pub(crate) fn begin(
     core: &Arc<StoreCore>,
     options: JobOptions,
     keys: usize,
 ) -> Result<(Job, JobTask, JobEnd), StoreError> {
-    let parts = begin_without_task(core, &options, keys)?;
+    begin_from(core, JobOrigin::Caller, options, keys)
+}
+
+/// Begins a job of the store itself. `None` if the store closes.
+pub(crate) fn begin_internal(
+    core: &Arc<StoreCore>,
+    group: u16,
+    priority: Priority,
+) -> Option<(Job, JobTask, JobEnd)> {
+    let options = JobOptions { group, priority, ..JobOptions::new() };
+    begin_from(core, JobOrigin::Store, options, 0).ok()
+}
+
+fn begin_from(
+    core: &Arc<StoreCore>,
+    origin: JobOrigin,
+    options: JobOptions,
+    keys: usize,
+) -> Result<(Job, JobTask, JobEnd), StoreError> {
+    let parts = begin_without_task(core, origin, &options, keys)?;
     let control = Arc::clone(&parts.control);
     let guard = GuardCell::default();
     let task = JobTask {
@@ -157,6 +213,7 @@ pub(crate) fn begin(
 /// Begins a job that ends with [`EndParts::publish`]. A drain waits for that call.
 pub(crate) fn begin_without_task(
     core: &Arc<StoreCore>,
+    origin: JobOrigin,
     options: &JobOptions,
     keys: usize,
 ) -> Result<EndParts, StoreError> {
@@ -167,42 +224,9 @@ pub(crate) fn begin_without_task(
     let control = core.control(keys, options.deadline, options.priority);
     // Before the job is in the table: a close that sees the job finds the thread there, too.
     let live = core.executor.enter();
-    let in_table = core.jobs.begin(&control, JobOrigin::Caller)?;
+    let in_table = core.jobs.begin(&control, origin)?;
     let (core, begun) = (Arc::clone(core), Instant::now());
     Ok(EndParts { core, control, in_table, place, begun, keys, _live: live })
-}
-
-/// Begins a job of the store itself. `None` if the store closes.
-pub(crate) fn begin_internal(
-    core: &Arc<StoreCore>,
-    group: u16,
-    priority: Priority,
-) -> Option<(Job, JobTask, JobEnd)> {
-    let control = core.control(0, None, priority);
-    let live = core.executor.enter();
-    let in_table = core.jobs.begin(&control, JobOrigin::Store).ok()?;
-    let guard = GuardCell::default();
-    let begun = Instant::now();
-    let task = JobTask {
-        core: Arc::clone(core),
-        control: Arc::clone(&control),
-        group,
-        durable: false,
-        device_order: None,
-        layer_by_layer: false,
-        begun,
-        guard: Arc::clone(&guard),
-    };
-    let parts = EndParts {
-        core: Arc::clone(core),
-        control: Arc::clone(&control),
-        in_table,
-        place: None,
-        begun,
-        keys: 0,
-        _live: live,
-    };
-    Some((Job { control }, task, JobEnd { guard, parts: Some(parts) }))
 }
 
 impl JobEnd {
@@ -267,7 +291,6 @@ impl Drop for JobEnd {
 mod tests {
     use super::*;
     use crate::store::Store;
-    use crate::store::arrivals::Arrivals;
     use crate::store::builder::BlockGroup;
     use std::sync::atomic::{AtomicBool, Ordering};
 

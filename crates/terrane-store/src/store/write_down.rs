@@ -6,14 +6,13 @@ use smallvec::SmallVec;
 
 use crate::KeyHash;
 use crate::error::StoreError;
-use crate::slab::{SlabDirection, SlabRequest, SlabSink};
-use crate::store::arrivals::Arrivals;
+use crate::slab::SlabDirection;
 use crate::store::claims::{ClaimKind, HeldClaim};
 use crate::store::commit::{Place, WrittenBlock, not_written};
 use crate::store::presence::TierId;
 use crate::store::result::BlockResult;
 use crate::store::room::{PinnedSlot, TakenSlots};
-use crate::store::task::JobTask;
+use crate::store::task::{DiskBlock, JobTask};
 use crate::store::tier::Tier;
 use crate::store::transfers::{BlockCopy, CopyList};
 
@@ -161,26 +160,17 @@ impl<'a> WriteDown<'a> {
         };
         let pins: Vec<Arc<PinnedSlot>> = own.iter().map(|own| Arc::clone(&own.dirty.pin)).collect();
         let keeps = Arc::new((pins, taken.share(), memory.endpoint.clone()));
-        let arrivals = Arc::new(Arrivals::new(own.len(), keeps));
-        let request = |(at, own): (usize, &OwnBlock)| SlabRequest {
-            job: task.control.id(),
-            index: at,
-            group,
+        let block = |(at, own): (usize, &OwnBlock)| DiskBlock {
             slot: taken.slot(at).unwrap_or(u32::MAX),
             buffers: memory.buffers(info, own.dirty.pin.block.slot, own.dirty.pin.block.length),
             memory: memory.io_memory(),
             direction: SlabDirection::Write,
-            deadline: task.control.deadline(),
-            priority: task.control.priority(),
-            sink: Arc::clone(&arrivals) as Arc<dyn SlabSink>,
         };
-        let requests: Vec<SlabRequest> = own.iter().enumerate().map(request).collect();
-        // SAFETY: the pins keep the slots from being reused, and the endpoint keeps their memory; the
-        // sink has both, and the slots of the tier below. Pinned blocks are only read.
+        let blocks = own.iter().enumerate().map(block);
+        // SAFETY: the pins keep the slots from being reused, and the endpoint keeps their memory.
+        // Both are kept until the last request has ended, and so are the slots of the tier below. Pinned blocks are only read.
         #[expect(unsafe_code, reason = "the memory is named by addresses")]
-        unsafe {
-            task.submit_to(disk, requests);
-        }
+        let arrivals = unsafe { task.submit_blocks(disk, group, keeps, blocks) };
         let mut own: Vec<Option<OwnBlock>> = own.into_iter().map(Some).collect();
         let mut left = own.len();
         while left > 0 {

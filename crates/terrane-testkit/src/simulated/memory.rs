@@ -100,7 +100,7 @@ impl Simulated {
         let length = request
             .bytes
             .align_up(self.limits.granule)
-            .map_err(|overflow| AllocateError::size_overflow(kind, request, overflow))?;
+            .map_err(|overflow| AllocateError::backend(kind, request, overflow))?;
         if let Some(largest) = self.limits.largest_region.filter(|&largest| length > largest) {
             let (requested, label) = (request.bytes, label.clone());
             return Err(AllocateError::TooLarge { kind, requested, largest, label });
@@ -126,7 +126,7 @@ impl Simulated {
             };
             state
                 .enter(length)
-                .map_err(|overflow| AllocateError::size_overflow(kind, request, overflow))?;
+                .map_err(|overflow| AllocateError::backend(kind, request, overflow))?;
             address
         };
         let state = (!length.is_zero()).then(|| Arc::clone(&self.state));

@@ -50,18 +50,11 @@ unsafe impl<A: Allocate> Allocate for Limit<A> {
         let expected = request
             .bytes
             .align_up(self.upstream.limits().granule)
-            .map_err(|overflow| AllocateError::size_overflow(self.kind(), request, overflow))?;
+            .map_err(|overflow| AllocateError::backend(self.kind(), request, overflow))?;
         let mut reservation = self.budget.reserve(expected).map_err(refused)?;
         let memory = self.upstream.allocate(request)?;
         reservation.resize(memory.length()).map_err(refused)?;
         Ok(Attached::after(memory, reservation))
-    }
-}
-
-impl<M> Limited<M> {
-    /// Returns the bytes that this memory reserves from the budget.
-    pub fn reservation(&self) -> &Reservation {
-        self.last()
     }
 }
 
@@ -79,8 +72,7 @@ mod tests {
         let limited = Limit::new(&upstream, budget.clone());
 
         let page = limited.allocate(&RegionRequest::new(ByteCount::new(1))).unwrap();
-        assert_eq!(budget.live(), ByteCount::kib(4));
-        assert_eq!(page.reservation().bytes(), page.length());
+        assert_eq!((budget.live(), page.length()), (ByteCount::kib(4), ByteCount::kib(4)));
         let request = RegionRequest::new(ByteCount::new(4097)).labelled("weights");
         let error = limited.allocate(&request).unwrap_err();
         let AllocateError::OverBudget { budget: name, label, .. } = &error else {

@@ -1,7 +1,5 @@
 //! A structured dump of every block, live and cached.
 
-use std::collections::BTreeMap;
-
 use terrane_core::{ByteCount, Label, Span};
 
 /// Every block of some sources, each source at one instant.
@@ -63,17 +61,6 @@ pub trait Inspect {
     fn inspect(&self, visit: &mut dyn FnMut(BlockRecord));
 }
 
-/// The blocks and bytes of one tag in one state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TagTotal {
-    /// The number of blocks.
-    pub blocks: u64,
-    /// The length of the blocks in bytes.
-    pub bytes: u64,
-    /// The bytes requested.
-    pub requested: u64,
-}
-
 impl Snapshot {
     /// Collects the blocks of all `sources`, one source after another. A [`Pool`](crate::Pool)
     /// lists its free blocks. The table of a [`Tags`](crate::adaptors::Tags) around it lists the
@@ -85,23 +72,6 @@ impl Snapshot {
             source.inspect(&mut |block| blocks.push(block));
         }
         Self { blocks }
-    }
-
-    /// Returns the total of each tag in `state`, the largest first.
-    #[must_use]
-    pub fn by_tag(&self, state: BlockState) -> Vec<(Label, TagTotal)> {
-        let mut totals: BTreeMap<&Label, TagTotal> = BTreeMap::new();
-        for block in self.blocks.iter().filter(|block| block.state == state) {
-            let total = totals.entry(&block.tag).or_default();
-            total.blocks += 1;
-            // Disjoint spans of one machine do not add up to 2^64 bytes.
-            total.bytes = total.bytes.wrapping_add(block.span.length.get());
-            total.requested = total.requested.wrapping_add(block.requested.get());
-        }
-        let mut totals: Vec<_> =
-            totals.into_iter().map(|(tag, total)| (tag.clone(), total)).collect();
-        totals.sort_by_key(|(_, total)| std::cmp::Reverse(total.bytes));
-        totals
     }
 }
 

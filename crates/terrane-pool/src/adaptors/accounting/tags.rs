@@ -120,7 +120,7 @@ impl Drop for TagEntry {
 
 #[cfg(test)]
 mod tests {
-    use super::super::snapshot::{Snapshot, TagTotal};
+    use super::super::snapshot::Snapshot;
     use super::*;
     use terrane_core::{Alignment, Limits};
     use terrane_testkit::simulated::{Simulated, SimulatedOptions};
@@ -141,14 +141,14 @@ mod tests {
         let held = [obtain(100, "kv"), obtain(600, "kv"), obtain(1, "scratch")];
         drop(released);
         let snapshot = Snapshot::of(&[source.table()]);
-        assert_eq!(
-            snapshot.by_tag(BlockState::Live),
-            [
-                (Label::from("kv"), TagTotal { blocks: 2, bytes: 1536, requested: 700 }),
-                (Label::from("scratch"), TagTotal { blocks: 1, bytes: 512, requested: 1 }),
-            ]
-        );
-        assert_eq!(snapshot.by_tag(BlockState::Cached), []);
+        assert!(snapshot.blocks.iter().all(|block| block.state == BlockState::Live));
+        let mut blocks: Vec<_> = snapshot
+            .blocks
+            .iter()
+            .map(|block| (block.tag.as_str(), block.span.length.get(), block.requested.get()))
+            .collect();
+        blocks.sort_unstable();
+        assert_eq!(blocks, [("kv", 512, 100), ("kv", 1024, 600), ("scratch", 512, 1)]);
         drop(held);
         assert_eq!(Snapshot::of(&[source.table()]), Snapshot::default());
         let _reuses_a_slot = obtain(1, "");

@@ -1,11 +1,6 @@
 //! Memory from one of two upstreams.
 
-use std::any::Any;
-
-use terrane_core::{
-    Allocate, ByteCount, CapabilityReport, DeviceAddress, Limits, Location, Memory,
-    RegistrationRecord, StorageKind,
-};
+use terrane_core::{Allocate, Limits, Memory, StorageKind};
 
 /// Memory from one of two upstreams, and which one.
 #[derive(Debug)]
@@ -34,37 +29,7 @@ impl<A: Memory, B: Memory> Either<A, B> {
 // SAFETY: every method returns the inner memory's value. The inner memory does not change, lives as
 // long as `self`, and does not move its bytes when `self` moves.
 unsafe impl<A: Memory, B: Memory> Memory for Either<A, B> {
-    fn kind(&self) -> StorageKind {
-        self.inner().kind()
-    }
-
-    fn location(&self) -> Location {
-        self.inner().location()
-    }
-
-    fn length(&self) -> ByteCount {
-        self.inner().length()
-    }
-
-    fn device_alias(&self) -> Option<DeviceAddress> {
-        self.inner().device_alias()
-    }
-
-    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
-        self.inner().copyable_from(offset)
-    }
-
-    fn capabilities(&self) -> CapabilityReport {
-        self.inner().capabilities()
-    }
-
-    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
-        self.inner().visit_registrations(visit);
-    }
-
-    fn managed_block(&self) -> Option<&(dyn Any + Send + Sync)> {
-        self.inner().managed_block()
-    }
+    terrane_core::delegate_memory!(self, *self.inner());
 }
 
 /// The error for upstreams of different kinds where one kind is required.

@@ -68,15 +68,14 @@ fn both_refused(
     first: AllocateError,
     second: AllocateError,
 ) -> AllocateError {
-    let (requested, label) = (request.bytes, request.label.clone());
     let is_exhaustion = first.is_exhaustion() || second.is_exhaustion();
-    let source = Box::new(BothRefused { first, second });
-    if is_exhaustion {
-        let source = Some(source as _);
-        AllocateError::OutOfMemory { kind, requested, available: None, label, source }
-    } else {
-        AllocateError::Backend { kind, requested, label, source }
+    let both = BothRefused { first, second };
+    if !is_exhaustion {
+        return AllocateError::backend(kind, request, both);
     }
+    let (requested, label) = (request.bytes, request.label.clone());
+    let source = Some(Box::new(both) as _);
+    AllocateError::OutOfMemory { kind, requested, available: None, label, source }
 }
 
 /// The errors of both upstreams of a [`Fallback`].

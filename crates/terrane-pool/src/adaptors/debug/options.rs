@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use terrane_core::{Allocate, AllocateError, Region, RegionRequest, delegate_allocate};
+use terrane_core::Allocate;
 
 use super::guard::{Guard, GuardLog};
 use super::poison::{Fill, Poison, PoisonBytes};
@@ -19,14 +19,14 @@ use crate::streams::fence::StreamId;
 /// use terrane_pool::{HeapAllocator, StreamId};
 ///
 /// let options = DebugOptions::from_env()?;
-/// let source = options.around(HeapAllocator, FillHost, StreamId::new(0));
+/// let (source, log) = options.around(HeapAllocator, FillHost, StreamId::new(0));
 /// let block = source.allocate(&RegionRequest::new(ByteCount::kib(4)))?;
-/// assert_eq!(source.log().is_some(), options.guard);
+/// assert_eq!(log.is_some(), options.guard);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DebugOptions {
-    /// Whether a [`Guard`] detects overlaps, writes out of bounds and stale references.
+    /// Whether a [`Guard`] detects overlaps and writes out of bounds.
     pub guard: bool,
     /// The bytes that a [`Poison`] fills memory with; `None` for no poison.
     pub poison: Option<PoisonBytes>,
@@ -86,26 +86,33 @@ impl DebugOptions {
         })
     }
 
-    /// Puts the chosen adaptors around `upstream`. They write through `fill`, in the order of
-    /// `stream`. The guard is outside the poison. So it writes its canaries after the fill on
-    /// allocation, and checks them before the fill on free.
+    /// Puts the chosen adaptors around `upstream`, and returns the log of the guard if there is one.
+    /// They write through `fill`, in the order of `stream`. The guard is outside the poison. So it
+    /// writes its canaries after the fill on allocation, and checks them before the fill on free.
     #[must_use]
-    pub fn around<A>(&self, upstream: A, fill: impl Fill, stream: StreamId) -> Debugged
+    pub fn around<A>(
+        &self,
+        upstream: A,
+        fill: impl Fill,
+        stream: StreamId,
+    ) -> (AnyUpstream, Option<GuardLog>)
     where
         A: Allocate + Send + Sync + 'static,
         A::Memory: 'static,
     {
         let fill: Arc<dyn Fill> = Arc::new(fill);
-        let poisoned: AnyUpstream = match self.poison {
-            Some(bytes) => Erased::shared(Poison::new(upstream, Arc::clone(&fill), bytes, stream)),
+        let poisoned = match self.poison {
+            Some(bytes) => {
+                Erased::shared(Poison::through(upstream, Arc::clone(&fill), bytes, stream))
+            }
             None => Erased::shared(upstream),
         };
         if !self.guard {
-            return Debugged { upstream: poisoned, log: None };
+            return (poisoned, None);
         }
-        let guard = Guard::ordered(poisoned, fill, stream);
-        let log = Some(guard.log().clone());
-        Debugged { upstream: Erased::shared(guard), log }
+        let guard = Guard::through(poisoned, fill, stream);
+        let log = guard.log().clone();
+        (Erased::shared(guard), Some(log))
     }
 }
 
@@ -115,40 +122,6 @@ impl PoisonBytes {
         let (allocated, freed) = text.split_once(',')?;
         let byte = |digits: &str| u8::from_str_radix(digits, 16).ok();
         Some(Self { allocated: byte(allocated)?, freed: byte(freed)? })
-    }
-}
-
-/// An upstream with the chosen debugging adaptors, from [`DebugOptions::around`].
-pub struct Debugged {
-    upstream: AnyUpstream,
-    log: Option<GuardLog>,
-}
-
-impl Debugged {
-    /// Returns the guard's log, if there is a guard.
-    #[must_use]
-    pub fn log(&self) -> Option<&GuardLog> {
-        self.log.as_ref()
-    }
-}
-
-// SAFETY: the memory comes from the inner stack of adaptors.
-unsafe impl Allocate for Debugged {
-    type Memory = Region;
-
-    delegate_allocate!(self, self.upstream);
-
-    fn allocate(&self, request: &RegionRequest) -> Result<Region, AllocateError> {
-        self.upstream.allocate(request)
-    }
-}
-
-impl std::fmt::Debug for Debugged {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Debugged")
-            .field("kind", &self.kind())
-            .field("guarded", &self.log.is_some())
-            .finish_non_exhaustive()
     }
 }
 

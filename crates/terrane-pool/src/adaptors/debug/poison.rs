@@ -93,37 +93,6 @@ pub trait Fill: Send + Sync + fmt::Debug + 'static {
     }
 }
 
-impl<F: Fill + ?Sized> Fill for Arc<F> {
-    unsafe fn fill(
-        &self,
-        memory: &dyn Memory,
-        byte: u8,
-        stream: StreamId,
-    ) -> Result<(), BoxedCause> {
-        // SAFETY: by the caller's promise.
-        unsafe { (**self).fill(memory, byte, stream) }
-    }
-
-    fn reaches(&self, kind: StorageKind) -> bool {
-        (**self).reaches(kind)
-    }
-
-    unsafe fn write(&self, at: Location, bytes: &[u8], stream: StreamId) -> Result<(), BoxedCause> {
-        // SAFETY: by the caller's promise.
-        unsafe { (**self).write(at, bytes, stream) }
-    }
-
-    unsafe fn read(
-        &self,
-        at: Location,
-        into: &mut [u8],
-        stream: StreamId,
-    ) -> Result<(), BoxedCause> {
-        // SAFETY: by the caller's promise.
-        unsafe { (**self).read(at, into, stream) }
-    }
-}
-
 /// Fills host memory, on the calling thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FillHost;
@@ -184,7 +153,7 @@ pub struct Poison<A> {
 
 #[derive(Debug)]
 struct Painter {
-    fill: Box<dyn Fill>,
+    fill: Arc<dyn Fill>,
     bytes: PoisonBytes,
     stream: StreamId,
     filled: AtomicU64,
@@ -209,8 +178,18 @@ impl<A: Allocate> Poison<A> {
     /// stream.
     #[must_use]
     pub fn new(upstream: A, fill: impl Fill, bytes: PoisonBytes, stream: StreamId) -> Self {
+        Self::through(upstream, Arc::new(fill), bytes, stream)
+    }
+
+    /// Like [`new`](Self::new), with a `fill` that others share.
+    pub(super) fn through(
+        upstream: A,
+        fill: Arc<dyn Fill>,
+        bytes: PoisonBytes,
+        stream: StreamId,
+    ) -> Self {
         let painter = Painter {
-            fill: Box::new(fill),
+            fill,
             bytes,
             stream,
             filled: AtomicU64::new(0),

@@ -114,7 +114,7 @@ fn wrong_options_are_typed_errors() {
     assert!(matches!(error, StoreError::Storage(StorageError::NotFound { .. })), "{error}");
     std::fs::create_dir(folder.path().join("slab.0.000")).unwrap();
     let error = open(&paths, group(1, 1));
-    assert!(matches!(error, StoreError::SlabFile { .. }), "{error}");
+    assert!(matches!(error, StoreError::Storage(StorageError::NotAFile { .. })), "{error}");
 }
 
 #[test]

@@ -116,7 +116,7 @@ struct RoomState {
 
 struct Waiter {
     count: usize,
-    grant: Arc<Mutex<Grant>>,
+    grant: Arc<Grant>,
 }
 
 /// Why there are no slots now.
@@ -209,7 +209,7 @@ impl Room {
         if control.priority() > priority {
             self.raise(waiting.arrival, control.priority());
         }
-        let granted = control.until(waiting.granted()).await;
+        let granted = control.until(waiting.grant.receive()).await;
         control.set_waits(None);
         let slots = granted?;
         Ok(slots.map(|slots| TakenSlots::new(self, slots)))
@@ -238,7 +238,7 @@ impl Room {
             Err(Shortage::Now) => {
                 let arrival = state.arrivals;
                 state.arrivals += 1;
-                let grant = Arc::<Mutex<Grant>>::default();
+                let grant = Arc::new(Grant::new());
                 let waiter = Waiter { count, grant: Arc::clone(&grant) };
                 state.waiters.insert((Reverse(priority), arrival), waiter);
                 Err(WaitingForRoom { room: Arc::clone(self), arrival, grant })
@@ -300,9 +300,7 @@ impl Room {
             };
             if let Some(waiter) = state.waiters.remove(&key) {
                 self.waiting.fetch_sub(1, Ordering::SeqCst);
-                let mut grant = lock(&waiter.grant);
-                grant.result = Some(result);
-                effects.woken.extend(grant.task.take());
+                effects.woken.extend(waiter.grant.put(result));
             }
         }
         drop(state);

@@ -1,45 +1,22 @@
 //! A job's place among those that wait for slots.
 
-use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
-use std::task::{Poll, Waker};
 
 use terrane_core::sync::lock;
 
+use crate::store::one_shot::OneShot;
 use crate::store::result::NoRoom;
 use crate::store::room::Room;
 
 /// The slots that a waiting job receives.
-#[derive(Default)]
-pub(super) struct Grant {
-    pub(super) result: Option<Result<Vec<u32>, NoRoom>>,
-    pub(super) task: Option<Waker>,
-}
+pub(super) type Grant = OneShot<Result<Vec<u32>, NoRoom>>;
 
 /// A job that waits for slots. Dropping it gives up the place, and the slots if they came.
 pub(super) struct WaitingForRoom {
     pub(super) room: Arc<Room>,
     pub(super) arrival: u64,
-    pub(super) grant: Arc<Mutex<Grant>>,
-}
-
-impl WaitingForRoom {
-    pub(super) async fn granted(&self) -> Result<Vec<u32>, NoRoom> {
-        poll_fn(|context| {
-            let latest = context.waker().clone();
-            let mut grant = lock(&self.grant);
-            if let Some(result) = grant.result.take() {
-                drop(grant);
-                return Poll::Ready(result);
-            }
-            let before = grant.task.replace(latest);
-            drop(grant);
-            drop(before);
-            Poll::Pending
-        })
-        .await
-    }
+    pub(super) grant: Arc<Grant>,
 }
 
 impl Drop for WaitingForRoom {
@@ -51,7 +28,7 @@ impl Drop for WaitingForRoom {
         if waiter.is_some() {
             self.room.waiting.fetch_sub(1, Ordering::SeqCst);
         }
-        let unused = lock(&self.grant).result.take();
+        let unused = self.grant.take();
         if let Some(Ok(slots)) = unused {
             self.room.free(slots);
         } else if waiter.is_some() {

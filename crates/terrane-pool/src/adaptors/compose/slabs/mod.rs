@@ -7,8 +7,8 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use terrane_core::{
-    Alignment, Allocate, AllocateError, BoxedCause, ByteCount, CapabilityReport, DeviceAddress,
-    Limits, Location, Memory, OwnerProcess, RegionRequest, RegistrationRecord, StorageKind,
+    Alignment, Allocate, AllocateError, ByteCount, Limits, Location, Memory, OwnerProcess,
+    RegionRequest, StorageKind,
 };
 
 use super::either::Either;
@@ -176,7 +176,7 @@ impl<A: Allocate> Slabs<A> {
         let bytes = request
             .bytes
             .align_up(alignment)
-            .map_err(|overflow| AllocateError::size_overflow(self.kind(), request, overflow))?;
+            .map_err(|overflow| AllocateError::backend(self.kind(), request, overflow))?;
         let is_small = bytes <= self.options.largest_block;
         Ok(is_small.then_some(Stride { bytes: bytes.get(), alignment }))
     }
@@ -214,7 +214,7 @@ impl<A: Allocate> Slabs<A> {
         let unit = ByteCount::new(stride.bytes);
         let requested = unit
             .checked_mul("blocks", count)
-            .map_err(|overflow| AllocateError::size_overflow(self.kind(), request, overflow))?;
+            .map_err(|overflow| AllocateError::backend(self.kind(), request, overflow))?;
         let slab = RegionRequest {
             alignment: stride.alignment,
             label: request.label.clone(),
@@ -227,7 +227,7 @@ impl<A: Allocate> Slabs<A> {
         if granted < requested || available < stride.alignment || end.is_none() {
             let alignment = stride.alignment;
             let unfit = PoolError::UnfitUpstream { requested, granted, alignment, available };
-            return Err(self.backend_error(request, unfit.into()));
+            return Err(AllocateError::backend(self.kind(), request, unfit));
         }
         // The upstream may have rounded up to more blocks than requested.
         let blocks = u32::try_from(granted.get() / stride.bytes).unwrap_or(u32::MAX);
@@ -247,11 +247,6 @@ impl<A: Allocate> Slabs<A> {
         let location = start.checked_add(offset).unwrap_or(start);
         let shared = Arc::clone(&self.shared);
         SlabBlock { location, number, index, slab, shared }
-    }
-
-    fn backend_error(&self, request: &RegionRequest, source: BoxedCause) -> AllocateError {
-        let (kind, requested, label) = (self.kind(), request.bytes, request.label.clone());
-        AllocateError::Backend { kind, requested, label, source }
     }
 }
 
@@ -275,7 +270,8 @@ unsafe impl<A: Allocate> Allocate for Slabs<A> {
         let Some(stride) = self.stride(request)? else {
             return Ok(Either::First(self.upstream.allocate(request)?));
         };
-        self.shared.owner.check().map_err(|fork| self.backend_error(request, fork.into()))?;
+        let forked = |fork| AllocateError::backend(self.kind(), request, fork);
+        self.shared.owner.check().map_err(forked)?;
         let free = self.shared.table.lock().take(stride);
         match free {
             Some((slab, place)) => Ok(Either::Second(self.block(slab, place))),
@@ -364,21 +360,5 @@ unsafe impl<M: Memory> Memory for SlabBlock<M> {
         ByteCount::new(self.slab.stride.bytes)
     }
 
-    fn device_alias(&self) -> Option<DeviceAddress> {
-        self.slab().device_alias()?.checked_add(self.offset())
-    }
-
-    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
-        let within = self.offset().checked_add(offset).ok()?;
-        let remaining = self.length().checked_sub(offset).unwrap_or(ByteCount::ZERO);
-        Some(self.slab().copyable_from(within)?.min(remaining))
-    }
-
-    fn capabilities(&self) -> CapabilityReport {
-        self.slab().capabilities()
-    }
-
-    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
-        self.slab().visit_registrations(visit);
-    }
+    terrane_core::delegate_part!(self, *self.slab(), self.offset());
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use terrane_core::{Location, Position, Span};
+use terrane_core::{Position, Span};
 
 /// Live spans that do not overlap, each with a value.
 ///
@@ -44,14 +44,6 @@ impl<T> LiveRanges<T> {
         self.ranges.remove(&span.location.position()).map(|(_, value)| value)
     }
 
-    /// Returns the span that contains `location`.
-    pub(crate) fn containing(&self, location: Location) -> Option<(&Span, &T)> {
-        let place = location.position();
-        let (start, (span, value)) = self.ranges.range(..=place).next_back()?;
-        let within = start.space == place.space && place.start - start.start < span.length.get();
-        within.then_some((span, value))
-    }
-
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&Span, &T)> {
         self.ranges.values().map(|(span, value)| (span, value))
     }
@@ -64,7 +56,7 @@ impl<T> LiveRanges<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use terrane_core::{ByteCount, DeviceAddress, DeviceId, StorageKind};
+    use terrane_core::{ByteCount, DeviceAddress, DeviceId, Location, StorageKind};
 
     fn span(address: u64, length: u64) -> Span {
         let device = DeviceId::new(0);
@@ -94,8 +86,6 @@ mod tests {
             let values = ranges.overlapping(&span(start, length)).map(|(_, &value)| value);
             assert_eq!(values, expected, "{length} from {start}");
         }
-        let at = |address| ranges.containing(span(address, 0).location).map(|(_, &value)| value);
-        assert_eq!([at(99), at(100), at(109), at(110)], [None, Some('a'), Some('a'), None]);
         assert_eq!(ranges.remove(&span(100, 0)), None);
         assert_eq!(ranges.remove(&span(100, 10)), Some('a'));
     }

@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, OnceLock};
 
-use terrane_core::{BoxedCause, ByteCount, Label, Location, Memory, Span};
+use terrane_core::{BoxedCause, Label, Memory, Span};
 
 use super::canary::{Canaries, Frame, OverwrittenSide, Reach};
 use super::live_ranges::LiveRanges;
-use super::violation::{GuardViolation, StaleReference};
+use super::violation::GuardViolation;
 use crate::sync::{Mutex, yield_now};
 
 /// The violations that a [`Guard`](super::Guard) has found. Cloning returns another handle to the
@@ -35,6 +35,7 @@ struct State {
 struct Watched {
     /// The block within the granted span: all of it, or the part between the canaries.
     block: Span,
+    /// Unique among the blocks of the guard: it seeds the canaries.
     generation: u64,
     label: Label,
     /// Set once the canaries are written. A thread that reads them holds a reference to this value.
@@ -119,41 +120,6 @@ impl GuardLog {
             count += self.report_reading(reading);
         }
         count
-    }
-
-    /// Checks that `length` bytes at `location` are within the live block of this generation.
-    ///
-    /// # Errors
-    ///
-    /// [`StaleReference`] if the block was freed, has been replaced, or is shorter.
-    pub(super) fn check(
-        &self,
-        location: Location,
-        length: ByteCount,
-        generation: u64,
-    ) -> Result<(), StaleReference> {
-        let state = self.0.state.lock();
-        let (_, watched) =
-            state.live.containing(location).ok_or(StaleReference::NotLive { location })?;
-        if watched.generation != generation {
-            return Err(StaleReference::Generation {
-                location,
-                presented: generation,
-                live: watched.generation,
-                label: watched.label.clone(),
-            });
-        }
-        let block = watched.block;
-        let ends = (location.checked_add(length), block.location.checked_add(block.length));
-        match ends {
-            (Some(end), Some(block_end))
-                if block.location.position() <= location.position()
-                    && end.position() <= block_end.position() =>
-            {
-                Ok(())
-            }
-            _ => Err(StaleReference::OutOfBounds { location, length, block_length: block.length }),
-        }
     }
 
     /// Records a granted span, canaries included, unless a part of it is live.
@@ -246,10 +212,6 @@ pub(super) struct Entry {
 impl Entry {
     pub(super) fn block(&self) -> Span {
         self.watched.block
-    }
-
-    pub(super) fn generation(&self) -> u64 {
-        self.watched.generation
     }
 }
 

@@ -1,4 +1,4 @@
-//! Checks the blocks of an upstream: overlaps, writes out of bounds, stale references.
+//! Checks the blocks of an upstream: overlaps, writes out of bounds.
 //!
 //! A debugging aid: every allocation and every free takes one lock and searches an ordered map.
 
@@ -12,8 +12,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use terrane_core::{
-    Alignment, Allocate, AllocateError, ByteCount, CapabilityReport, DeviceAddress, Limits,
-    Location, Memory, RegionRequest, RegistrationRecord, Span, StorageKind,
+    Alignment, Allocate, AllocateError, ByteCount, Limits, Location, Memory, RegionRequest, Span,
+    StorageKind,
 };
 
 use crate::adaptors::debug::poison::{Fill, FillHost};
@@ -23,7 +23,7 @@ pub use canary::OverwrittenSide;
 use canary::{Frame, Reach};
 use log::Entry;
 pub use log::GuardLog;
-pub use violation::{GuardViolation, StaleReference};
+pub use violation::GuardViolation;
 
 /// An upstream whose blocks are checked.
 ///
@@ -33,8 +33,6 @@ pub use violation::{GuardViolation, StaleReference};
 ///   [access in the order of a stream](Self::ordered). Canaries are checked when the block drops
 ///   and on [`verify`](Self::verify). Such a block is exactly as long as its request, even if the
 ///   upstream rounds up. The first byte after it belongs to the canary.
-/// - Each block has a generation. [`check`](Self::check) uses it to detect a stale reference to an
-///   earlier block at the same address.
 ///
 /// Violations are recorded in a [`GuardLog`] and traced as errors.
 pub struct Guard<A: Allocate> {
@@ -57,7 +55,12 @@ impl<A: Allocate> Guard<A> {
     /// drops. Synchronise with such streams before the drop.
     #[must_use]
     pub fn ordered(upstream: A, fill: impl Fill, stream: StreamId) -> Self {
-        let reach = Reach { fill: Arc::new(fill), stream };
+        Self::through(upstream, Arc::new(fill), stream)
+    }
+
+    /// Like [`ordered`](Self::ordered), with a `fill` that others share.
+    pub(super) fn through(upstream: A, fill: Arc<dyn Fill>, stream: StreamId) -> Self {
+        let reach = Reach { fill, stream };
         let log = GuardLog::new(reach.clone());
         Self { upstream, log, reach, quarantine: Mutex::new(Vec::new()) }
     }
@@ -73,20 +76,6 @@ impl<A: Allocate> Guard<A> {
         self.log.verify()
     }
 
-    /// Checks that `length` bytes at `location` are within the live block of this generation.
-    ///
-    /// # Errors
-    ///
-    /// [`StaleReference`] if the block was freed, has been replaced, or is shorter.
-    pub fn check(
-        &self,
-        location: Location,
-        length: ByteCount,
-        generation: u64,
-    ) -> Result<(), StaleReference> {
-        self.log.check(location, length, generation)
-    }
-
     /// Returns the frame of the block, and the resulting request to the upstream.
     fn frame(&self, request: &RegionRequest) -> Result<Option<Frame>, AllocateError> {
         if request.bytes.is_zero() || !self.reach.reaches(self.kind()) {
@@ -95,7 +84,7 @@ impl<A: Allocate> Guard<A> {
         let limits = self.upstream.limits();
         Frame::new(request.bytes, limits.alignment.max(request.alignment))
             .map(Some)
-            .map_err(|overflow| AllocateError::size_overflow(self.kind(), request, overflow))
+            .map_err(|overflow| AllocateError::backend(self.kind(), request, overflow))
     }
 }
 
@@ -131,12 +120,7 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
             ..request.clone()
         };
         let memory = self.upstream.allocate(&requested)?;
-        let broken_promise = |violation: Box<GuardViolation>| AllocateError::Backend {
-            kind: self.kind(),
-            requested: request.bytes,
-            label: request.label.clone(),
-            source: violation,
-        };
+        let broken_promise = |violation| AllocateError::backend(self.kind(), request, violation);
         let granted = Span::of(&memory);
         let block = match &frame {
             None => Some(granted),
@@ -148,7 +132,7 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
         let Some(block) = block.filter(|_| is_fit) else {
             let violation = GuardViolation::Unfit { granted, requested };
             self.log.report(violation.clone());
-            return Err(broken_promise(Box::new(violation)));
+            return Err(broken_promise(violation));
         };
         match self.log.enter(&memory, block, frame.as_ref(), &request.label) {
             Ok(entry) => {
@@ -157,7 +141,7 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
             }
             Err(violation) => {
                 self.quarantine.lock().push(memory);
-                Err(broken_promise(violation))
+                Err(broken_promise(*violation))
             }
         }
     }
@@ -181,14 +165,6 @@ pub struct Guarded<M> {
     offset: ByteCount,
 }
 
-impl<M> Guarded<M> {
-    /// Returns the block's generation, which is unique among the blocks of this guard.
-    #[must_use]
-    pub fn generation(&self) -> u64 {
-        self.entry.generation()
-    }
-}
-
 // SAFETY: the block is the memory, or the part of it between its canaries. `allocate` has checked
 // that the part is within the memory. Every other method returns the memory's value.
 unsafe impl<M: Memory> Memory for Guarded<M> {
@@ -204,23 +180,7 @@ unsafe impl<M: Memory> Memory for Guarded<M> {
         self.entry.block().length
     }
 
-    fn device_alias(&self) -> Option<DeviceAddress> {
-        self.memory.device_alias()?.checked_add(self.offset)
-    }
-
-    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
-        let within = self.offset.checked_add(offset).ok()?;
-        let left = self.length().checked_sub(offset).unwrap_or(ByteCount::ZERO);
-        Some(self.memory.copyable_from(within)?.min(left))
-    }
-
-    fn capabilities(&self) -> CapabilityReport {
-        self.memory.capabilities()
-    }
-
-    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
-        self.memory.visit_registrations(visit);
-    }
+    terrane_core::delegate_part!(self, self.memory, self.offset);
 
     fn managed_block(&self) -> Option<&(dyn Any + Send + Sync)> {
         self.memory.managed_block()
@@ -290,25 +250,5 @@ mod tests {
         assert!(matches!(guard.log().violations()[1], GuardViolation::Unfit { .. }));
         assert!(guard.allocate(&request(64)).is_ok());
         assert_eq!((guard.log().found(), guard.log().live()), (2, 0));
-    }
-
-    #[test]
-    fn stale_references_are_distinguished_from_live_ones() {
-        let guard = Guard::new(Confused(Simulated::new(SimulatedOptions::default())));
-        let first = guard.allocate(&request(64)).unwrap();
-        let (location, generation) = (first.location(), first.generation());
-        let bytes = ByteCount::new;
-        guard.check(location, bytes(64), generation).unwrap();
-        let inside = location.checked_add(bytes(60)).unwrap();
-        let beyond = guard.check(inside, bytes(5), generation).unwrap_err();
-        assert!(matches!(beyond, StaleReference::OutOfBounds { .. }), "{beyond}");
-        drop(first);
-        let gone = guard.check(location, bytes(1), generation).unwrap_err();
-        assert_eq!(gone, StaleReference::NotLive { location });
-        let second = guard.allocate(&request(64)).unwrap();
-        let stale = guard.check(location, bytes(1), generation).unwrap_err();
-        assert!(
-            matches!(stale, StaleReference::Generation { live, .. } if live == second.generation())
-        );
     }
 }

@@ -1,6 +1,6 @@
 //! The violations that a guard finds.
 
-use terrane_core::{ByteCount, Label, Location, RegionRequest, Span};
+use terrane_core::{Label, RegionRequest, Span};
 
 use super::canary::OverwrittenSide;
 
@@ -67,42 +67,5 @@ pub enum GuardViolation {
         block: Span,
         /// The label of the block.
         label: Label,
-    },
-}
-
-/// A reference to memory that is not live in a [`Guard`](super::Guard).
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum StaleReference {
-    /// No block is live there.
-    #[error("no block is live at {location}: use after free, or an address of other memory")]
-    NotLive {
-        /// The location of the reference.
-        location: Location,
-    },
-    /// Another block is live there now.
-    #[error(
-        "use after free: generation {presented} of the block at {location} was freed, and \
-         generation {live} for {label} is there now"
-    )]
-    Generation {
-        /// The location of the reference.
-        location: Location,
-        /// The generation of the reference.
-        presented: u64,
-        /// The generation of the live block.
-        live: u64,
-        /// The label of the live block.
-        label: Label,
-    },
-    /// The reference extends beyond its block.
-    #[error("{length} from {location} exceed their block of {block_length}")]
-    OutOfBounds {
-        /// The start of the reference.
-        location: Location,
-        /// The length of the reference in bytes.
-        length: ByteCount,
-        /// The length of the block in bytes.
-        block_length: ByteCount,
     },
 }
