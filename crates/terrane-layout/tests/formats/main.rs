@@ -13,4 +13,5 @@ mod nested;
 mod oracle;
 mod pairs;
 mod picture;
+mod pieces;
 mod refused;
