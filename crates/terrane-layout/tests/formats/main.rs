@@ -10,6 +10,7 @@
 )]
 
 mod nested;
+mod one_outer;
 mod oracle;
 mod pairs;
 mod picture;
