@@ -203,6 +203,23 @@ fn opaque_blocks_are_pieces() {
     assert!(Geometry::opaque(7, 0).is_err() && Geometry::opaque(0, 7).is_err());
 }
 
+/// The bytes of a block in all regions exceed 64 bits.
+#[test]
+fn the_bytes_of_a_block_that_overflow_are_refused() {
+    let far = 1 << 31;
+    let section = |layers| {
+        Section::new(SectionName::K, far)
+            .axis(Axis::Layer, AxisSteps::spread(layers, 1, Step::ONE))
+            .axis(Axis::Element, AxisSteps::new(far, far.into()))
+    };
+    assert!(Geometry::from_sections([section(1)]).is_ok());
+    for layers in [2, 4, 8] {
+        let error = Geometry::from_sections([section(layers)]).unwrap_err();
+        let named = matches!(error, LayoutError::Overflow(_) | LayoutError::TooLarge { .. });
+        assert!(named, "{layers}: {error}");
+    }
+}
+
 #[test]
 fn a_block_alignment_is_kept() {
     let aligned = config().with_block_alignment(Alignment::SECTOR).unwrap();

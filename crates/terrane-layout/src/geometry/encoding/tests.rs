@@ -81,6 +81,28 @@ fn version_1_is_refused_by_name() {
 }
 
 #[test]
+fn hostile_sizes_are_refused() {
+    let section = |layers| {
+        Section::new(SectionName::K, 1 << 31)
+            .axis(Axis::Layer, AxisSteps::spread(layers, 1, Step::ONE))
+            .axis(Axis::Element, AxisSteps::new(1 << 31, 1 << 31))
+    };
+    let mut bytes = Geometry::from_sections([section(1)]).unwrap().encode();
+    // The layer axis, and the number of regions.
+    let (layer, run) = (3 + 19 + AXIS_BYTES, 12);
+    bytes[layer..layer + 4].copy_from_slice(&1_u32.to_le_bytes());
+    for layers in [2_u32, 4, 8] {
+        bytes[layer + 4..layer + 8].copy_from_slice(&layers.to_le_bytes());
+        let start = bytes.len() - run;
+        bytes[start..start + 4].copy_from_slice(&layers.to_le_bytes());
+        let error = Geometry::decode(&bytes, &LIMITS).unwrap_err();
+        let DecodeError::Layout(error) = error else { panic!("{layers}: {error}") };
+        let named = matches!(error, LayoutError::Overflow(_) | LayoutError::TooLarge { .. });
+        assert!(named, "{layers}: {error}");
+    }
+}
+
+#[test]
 fn hostile_strides_fail_the_proof() {
     let bytes = geometry(1, LayoutKind::FullyContiguous).encode();
     // The position of the head stride: after the counts, the position of the section, and two axes.
