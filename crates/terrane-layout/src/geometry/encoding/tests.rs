@@ -80,6 +80,23 @@ fn version_1_is_refused_by_name() {
     assert!(error.to_string().contains("version 1, and this library reads version 2"), "{error}");
 }
 
+/// An axis in two parts that need one stride.
+#[test]
+fn a_split_that_needs_one_stride_is_not_canonical() {
+    let geometry = |tokens| {
+        let section = Section::new(SectionName::K, 1).axis(Axis::Token, tokens);
+        Geometry::from_sections([section.axis(Axis::Element, AxisSteps::new(8, 1))]).unwrap()
+    };
+    let (outer, inner) = (Step::new(2, 32), Step::new(4, 8));
+    assert_eq!(AxisSteps::split(outer, inner), AxisSteps::new(8, 8));
+    let bytes = geometry(AxisSteps::of_parts(outer, inner, 0)).encode();
+    let one = geometry(AxisSteps::new(8, 8));
+    assert_eq!(Geometry::decode(&one.encode(), &LIMITS).unwrap(), one);
+    let error = Geometry::decode(&bytes, &LIMITS).unwrap_err();
+    let token = 3 + 19 + 3 * AXIS_BYTES;
+    assert!(matches!(error, DecodeError::NotCanonical { offset } if offset == token), "{error}");
+}
+
 #[test]
 fn hostile_sizes_are_refused() {
     let section = |layers| {
