@@ -55,7 +55,7 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
             && !fields.family.counts.iter().any(|pattern| covers(&pattern))
             && !is_nothing(value)
         {
-            return Err(fields.uncounted(name, value));
+            return Err(fields.uncounted(fields.path(name), value));
         }
     }
     Ok(())

@@ -1,0 +1,77 @@
+//! The width of elements as engines serve a model, and fields that name no other cache.
+
+use serde_json::{Value, json};
+use terrane_core::ByteCount;
+use terrane_layout::ElementFormat;
+use terrane_layout::model::{GroupKind, ModelError, ModelGeometry, ModelOptions};
+
+use super::model::{fixture, full, read, refused, with};
+
+fn element(config: &Value) -> ElementFormat {
+    read(config).unwrap().groups()[0].element()
+}
+
+fn state_bytes(config: &Value) -> u64 {
+    let model = read(config).unwrap();
+    let state = model.groups().iter().find(|group| group.kind() == GroupKind::State);
+    state.unwrap().state_bytes().unwrap().get()
+}
+
+fn wrapped(inner: &Value, quantised: &Value) -> Value {
+    json!({"model_type": "llava", "text_config": inner, "quantization_config": quantised})
+}
+
+#[test]
+fn a_cache_that_the_configuration_quantises_has_one_byte_an_element() {
+    let scheme = json!({"kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": false}});
+    let algorithm = json!({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"});
+    let nested = json!({"quant_method": "modelopt", "quantization": algorithm});
+    for quantised in [&scheme, &algorithm, &nested] {
+        let config = with(full(), &json!({ "quantization_config": quantised }));
+        assert_eq!(element(&config), ElementFormat::Width(1), "{quantised}");
+        assert_eq!(element(&wrapped(&full(), quantised)), ElementFormat::Width(1), "{quantised}");
+        assert_eq!(element(&wrapped(&config, &json!(null))), ElementFormat::Width(1));
+        // The caller's format is used, whatever the configuration states.
+        let options = ModelOptions::new().kv_element(ElementFormat::Width(2));
+        let model = ModelGeometry::from_json(config.to_string(), &options).unwrap();
+        assert_eq!(model.groups()[0].element(), ElementFormat::Width(2));
+    }
+    let latent = with(fixture("deepseek-v3.json"), &json!({ "quantization_config": scheme }));
+    assert_eq!(read(&latent).unwrap().bytes_per_token().unwrap(), ByteCount::new(61 * 576));
+    // Quantised weights alone, or null, change no cache.
+    for plain in [json!({"quant_method": "fp8"}), json!({"kv_cache_scheme": null}), json!(null)] {
+        let config = with(full(), &json!({ "quantization_config": plain }));
+        assert_eq!(element(&config), ElementFormat::Width(2));
+    }
+    // A state keeps the dtype of the model.
+    let hybrid = fixture("qwen3_next-defaults.json");
+    let quantised = with(hybrid.clone(), &json!({ "quantization_config": algorithm }));
+    assert_eq!(state_bytes(&quantised), state_bytes(&hybrid));
+}
+
+#[test]
+fn a_quantised_cache_of_another_format_is_refused_by_name() {
+    let cases = [
+        ("kv_cache_scheme", json!({"num_bits": 4, "type": "float"})),
+        ("kv_cache_scheme", json!({"num_bits": 8, "type": "int"})),
+        ("kv_cache_scheme", json!({})),
+        ("kv_cache_quant_algo", json!("NVFP4")),
+        ("kv_cache_quant_algo", json!(8)),
+    ];
+    for (name, value) in cases {
+        let quantised = json!({ name: value });
+        let own = with(full(), &json!({ "quantization_config": quantised }));
+        let outer = wrapped(&full(), &quantised);
+        let inner = wrapped(&own, &json!(null));
+        for (config, prefix) in [(own, ""), (outer, ""), (inner, "text_config.")] {
+            match refused(&config) {
+                ModelError::Uncounted { field, .. } => {
+                    assert_eq!(field, format!("{prefix}quantization_config.{name}"));
+                }
+                other => panic!("{value}: {other}"),
+            }
+            let options = ModelOptions::new().kv_element(ElementFormat::Width(1));
+            ModelGeometry::from_json(config.to_string(), &options).unwrap();
+        }
+    }
+}
