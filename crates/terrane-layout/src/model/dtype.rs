@@ -54,7 +54,8 @@ pub(super) fn model_width(fields: &Fields<'_>) -> Result<u8, ModelError> {
     }
     let unstated = fields.family.default_dtype.map(|dtype| ("torch_dtype".to_owned(), dtype));
     let (field, dtype) = old.or(new).or(unstated).ok_or_else(|| fields.missing("torch_dtype"))?;
-    width(field, dtype)
+    // Engines serve a float32 checkpoint in 16 bits (vLLM's `_resolve_auto_dtype`).
+    width(field, dtype).map(|width| width.min(2))
 }
 
 /// Bytes per element of the dtype that a field states; `None` if it states none.

@@ -31,7 +31,7 @@ impl ModelOptions {
     /// packs in its own way.
     ///
     /// The default is fp8 if `quantization_config` states an fp8 cache, and otherwise the model's
-    /// dtype.
+    /// dtype. As in vLLM, a model of float32 is served in 16 bits.
     ///
     /// Indexers have their own format, and states keep the model's dtype.
     #[must_use]

@@ -75,3 +75,25 @@ fn a_quantised_cache_of_another_format_is_refused_by_name() {
         }
     }
 }
+
+/// vLLM serves a float32 checkpoint in 16 bits.
+#[test]
+fn models_of_float32_are_counted_in_16_bits() {
+    for dtype in ["float32", "float"] {
+        let config = with(full(), &json!({"torch_dtype": dtype}));
+        assert_eq!(element(&config), ElementFormat::Width(2));
+        let options = ModelOptions::new().kv_element(ElementFormat::Width(4));
+        let stated = ModelGeometry::from_json(config.to_string(), &options).unwrap();
+        assert_eq!(stated.groups()[0].element(), ElementFormat::Width(4));
+    }
+    // A recurrence has the width that its field states.
+    for name in ["nemotron_h-defaults.json", "qwen3_next-defaults.json", "mamba-defaults.json"] {
+        let config = fixture(name);
+        let wide = with(config.clone(), &json!({"torch_dtype": "float32"}));
+        assert_eq!(state_bytes(&wide), state_bytes(&config), "{name}");
+    }
+    let hybrid = fixture("nemotron_h-defaults.json");
+    let cache = |dtype: &str| with(hybrid.clone(), &json!({"mamba_ssm_cache_dtype": dtype}));
+    let (wide, narrow) = (state_bytes(&cache("float32")), state_bytes(&cache("bfloat16")));
+    assert_eq!(wide - narrow, 128 * 64 * 128 * 2);
+}
