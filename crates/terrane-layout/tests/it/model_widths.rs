@@ -97,3 +97,30 @@ fn models_of_float32_are_counted_in_16_bits() {
     let (wide, narrow) = (state_bytes(&cache("float32")), state_bytes(&cache("bfloat16")));
     assert_eq!(wide - narrow, 128 * 64 * 128 * 2);
 }
+
+#[test]
+fn fields_that_name_only_counted_caches_are_read() {
+    let minimax = fixture("minimax_m2-defaults.json");
+    let all = vec![1; 62];
+    let listed = with(minimax.clone(), &json!({ "attn_type_list": all }));
+    assert_eq!(read(&listed).unwrap(), read(&minimax).unwrap());
+    let mut linear = all;
+    linear[7] = 0;
+    for other in [json!(linear), json!([1, 2]), json!(["1"]), json!([1.0, true]), json!(1)] {
+        let error = refused(&with(minimax.clone(), &json!({ "attn_type_list": other })));
+        let named =
+            matches!(&error, ModelError::Uncounted { field, .. } if field == "attn_type_list");
+        assert!(named, "{error}");
+    }
+    // Its layers state their windows; the chunk is not read.
+    let mimo = with(
+        full(),
+        &json!({
+            "model_type": "mimo_v2_flash", "head_dim": 192, "v_head_dim": 128,
+            "swa_num_key_value_heads": 8, "swa_head_dim": 192, "swa_v_head_dim": 128,
+            "hybrid_layer_pattern": [0, 1, 1, 0], "sliding_window_size": 128
+        }),
+    );
+    let chunks = with(mimo.clone(), &json!({"attention_chunk_size": 128}));
+    assert_eq!(read(&chunks).unwrap(), read(&mimo).unwrap());
+}
