@@ -124,3 +124,19 @@ fn fields_that_name_only_counted_caches_are_read() {
     let chunks = with(mimo.clone(), &json!({"attention_chunk_size": 128}));
     assert_eq!(read(&chunks).unwrap(), read(&mimo).unwrap());
 }
+
+#[test]
+fn global_heads_count_only_if_keys_are_stated_to_serve_as_values() {
+    for model_type in ["gemma4_text", "gemma4_unified_text"] {
+        let base = json!({"model_type": model_type, "num_global_key_value_heads": 2});
+        let heads = |fields: Value| {
+            let config = with(fixture("gemma4_text-defaults.json"), &with(base.clone(), &fields));
+            let model = read(&config).unwrap();
+            let mut groups = model.groups().iter();
+            groups.find(|group| group.kind() == GroupKind::Attention).unwrap().heads()
+        };
+        assert_eq!(heads(json!({})), 4, "{model_type}");
+        assert_eq!(heads(json!({"attention_k_eq_v": false})), 4, "{model_type}");
+        assert_eq!(heads(json!({"attention_k_eq_v": true})), 2, "{model_type}");
+    }
+}
