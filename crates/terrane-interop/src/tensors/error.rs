@@ -159,10 +159,10 @@ pub enum KvError {
         /// The axis.
         axis: KvAxis,
     },
-    /// The sections of the layout differ, or are at unequal distances.
+    /// The sections of the layout are not K and V, differ, or are at unequal distances.
     #[error(
-        "the {sections} sections of the layout differ in shape or strides, or are at unequal \
-         distances; a KV tensor needs equal ones"
+        "the {sections} sections of the layout cannot be KV tensors; use one section, or K and V \
+         in this order with equal shapes, strides and distances"
     )]
     Sections {
         /// The sections of a block.

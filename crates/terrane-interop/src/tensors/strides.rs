@@ -1,7 +1,7 @@
 //! The size and the stride of each axis of an axis order in a layout.
 
 use terrane_core::ByteCount;
-use terrane_layout::{Axis, Geometry, Section, Step};
+use terrane_layout::{Axis, Geometry, Section, SectionName, Step};
 
 use super::{KvAxis, KvAxisOrder, KvError};
 use crate::dlpack::ElementType;
@@ -27,6 +27,11 @@ pub(super) fn strides(
         let axes = [Axis::Block, Axis::Head, Axis::Token, Axis::Element];
         axes.map(|axis| *section.steps(axis))
     };
+    // Tensors of several sections are named K and V by position.
+    let names: Vec<SectionName> = geometry.sections().iter().map(Section::name).collect();
+    if names.len() > 1 && names != [SectionName::K, SectionName::V] {
+        return Err(KvError::Sections { sections: names.len() });
+    }
     let alike = |other: &Section| other.shape() == first.shape() && axes(other) == axes(first);
     if !geometry.sections().iter().all(alike) {
         return Err(KvError::Sections { sections: geometry.sections().len() });

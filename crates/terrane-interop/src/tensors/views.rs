@@ -28,7 +28,8 @@ pub struct KvView {
 ///
 /// [`KvError::Element`] if the elements have another width than the layout's, and are not bytes.
 /// Groups of elements and rows are bytes. [`KvError::HeadsNotStated`] if the axis order has heads
-/// and the layout does not. [`KvError::NotJoined`], [`KvError::Split`], [`KvError::Sections`] or
+/// and the layout does not. [`KvError::Sections`] if there are several sections other than K and V
+/// in this order. [`KvError::NotJoined`], [`KvError::Split`], [`KvError::Sections`] or
 /// [`KvError::NotWhole`] if strides cannot express the axis order.
 pub fn kv_views(
     layout: &PhysicalLayout,
@@ -40,10 +41,8 @@ pub fn kv_views(
     let sizes: Vec<u64> = axes.iter().map(|axis| axis.size).collect();
     let strides: Vec<u64> = axes.iter().map(|axis| axis.stride).collect();
     let shape = TensorShape::strided(element, &sizes, &strides)?;
+    // One section, or K and V.
     let outers = if axis_order.has_outer() { 1 } else { geometry.section_count() };
-    if outers > 2 {
-        return Err(KvError::Sections { sections: geometry.sections().len() });
-    }
     let mut views = Vec::new();
     for layer in 0..geometry.num_layers() {
         for outer in 0..outers {

@@ -1,14 +1,51 @@
-//! KV tensors, one of which was changed.
+//! KV tensors, one of which was changed, and layouts with changed sections.
 
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use terrane_core::{ByteCount, Region};
 use terrane_interop::dlpack::{ElementType, TensorShape};
-use terrane_interop::tensors::{KvAxis, KvTensors, adopt_kv, kv_views};
-use terrane_layout::{LayoutKind, TokenOrder};
+use terrane_interop::tensors::{KvAxis, KvAxisOrder, KvError, KvTensors, adopt_kv, kv_views};
+use terrane_layout::{
+    Axis, Geometry, LayoutBuilder, LayoutKind, PhysicalLayout, SectionName, TensorAxis, TensorForm,
+    TokenOrder,
+};
+use terrane_testkit::memory::HeapAllocator;
 
 use crate::kv::{FORMS, config, import, import_of, layout};
+
+/// Layers of sections with these names, `[S, B, N, H, D]`.
+fn of_sections(names: &[SectionName]) -> PhysicalLayout {
+    let form = TensorForm::new(names, 2)
+        .tensors(Axis::Layer, 2)
+        .dim(TensorAxis::Outer, u32::try_from(names.len()).unwrap())
+        .dim(Axis::Block, 3)
+        .dim(Axis::Token, 4)
+        .dim(Axis::Head, 2)
+        .dim(Axis::Element, 8);
+    let builder = LayoutBuilder::from_geometry(Geometry::from_form(&form).unwrap());
+    builder.allocate(&HeapAllocator::system()).unregistered().build().unwrap()
+}
+
+#[test]
+fn sections_other_than_k_and_v_in_order_have_no_views() {
+    const K: SectionName = SectionName::K;
+    const V: SectionName = SectionName::V;
+    let views = |names: &[SectionName], axis_order| {
+        kv_views(&of_sections(names), &axis_order, ElementType::BF16)
+    };
+    for axis_order in [KvAxisOrder::SGLANG, KvAxisOrder::VLLM] {
+        assert!(views(&[K, V], axis_order).is_ok());
+        for single in [K, V, SectionName::LATENT] {
+            assert!(views(&[single], axis_order).is_ok());
+        }
+        for names in [&[V, K][..], &[K, SectionName::STATE], &[K, V, SectionName::STATE]] {
+            let error = views(names, axis_order).unwrap_err();
+            assert!(matches!(error, KvError::Sections { .. }), "{names:?}: {error}");
+            assert!(error.to_string().contains("K and V in this order"), "{error}");
+        }
+    }
+}
 
 proptest! {
     /// One tensor of a cache has another shape or another address. It is refused, or the layout has

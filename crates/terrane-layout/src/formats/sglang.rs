@@ -60,7 +60,7 @@ pub fn page_head(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
 /// The host pool `page_unified`: `[B, H/h, L, 2, N, h, D]`, one tensor, with `heads_in_group` = h. The
 /// bytes of a group of heads are contiguous for each layer, so that ranks can exchange them.
 ///
-/// A config of one outer is a latent: `[B, L, N, D]`, without groups.
+/// A config of one outer, such as a latent, has no groups: `[B, L, N, H, D]`.
 ///
 /// # Errors
 ///
@@ -69,7 +69,7 @@ pub fn page_head(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
 pub fn page_unified(config: &LayoutConfig, heads_in_group: u32) -> Result<Geometry, LayoutError> {
     let sizes = Sizes::of(config);
     if sizes.outers == 1 {
-        return sizes.geometry("BLND");
+        return sizes.geometry("BLNHD");
     }
     let groups = divide("num_heads", sizes.stated_heads()?, heads_in_group)?;
     let form = TensorForm::new(sizes.names(), sizes.element_bytes)

@@ -153,9 +153,10 @@ impl Geometry {
                 same_count(section, Axis::Layer, num_layers)?;
             }
             let shape = section.shape();
-            // A nested section has no more bytes than its span, and its span fits.
-            let bytes = shape.piece_bytes() * u64::from(shape.layers);
-            block_bytes = block_bytes.checked_add(ByteCount::new(bytes))?;
+            // The span of one region fits; the bytes of all regions may not.
+            let piece = ByteCount::new(shape.piece_bytes());
+            let bytes = piece.checked_mul("num_layers", shape.layers.into())?;
+            block_bytes = block_bytes.checked_add(bytes)?;
         }
         let mut pairs = sections.iter().zip(&proved);
         while let Some(section) = pairs.next() {

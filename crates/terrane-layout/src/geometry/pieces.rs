@@ -47,7 +47,8 @@ impl PieceStrides {
             && sections.iter().all(is_alike);
         regular.then(|| Self {
             block: block.inner().stride,
-            layer: layer.inner().stride,
+            // With a region for each layer, the inner part is one position, without a stride.
+            layer: if layer.regions() > 0 { 0 } else { layer.inner().stride },
             outer,
             regions_per_layer: layer.regions(),
             bytes,

@@ -63,6 +63,8 @@ impl AxisSteps {
     /// of a group are `inner`; with [`Step::ONE`], a group is one position.
     #[must_use]
     pub const fn spread(count: u32, regions: u32, inner: Step) -> Self {
+        // A stride over one position has no meaning.
+        let inner = if inner.count == 1 { Step::ONE } else { inner };
         if count == 1 {
             return Self { outer: Step::ONE, inner, regions: 0 };
         }

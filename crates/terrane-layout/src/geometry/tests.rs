@@ -79,6 +79,26 @@ fn the_orders_of_a_config_are_sections() {
     assert_eq!(geometry.section(SectionName::K), None);
 }
 
+/// A region for each layer, whose layer axis has a second part of one position.
+#[test]
+fn a_stride_over_one_position_moves_no_piece() {
+    let form = TensorForm::new(&[SectionName::K], 1)
+        .tensors(Axis::Layer, 3)
+        .dim(Axis::Layer, 1)
+        .dim(Axis::Block, 4)
+        .dim(Axis::Token, 2)
+        .dim(Axis::Element, 8);
+    let geometry = Geometry::from_form(&form).unwrap();
+    let pieces = geometry.pieces().unwrap();
+    assert_eq!(pieces.layer_stride(), ByteCount::ZERO);
+    for (block, layer) in (0..4).flat_map(|block| (0..3).map(move |layer| (block, layer))) {
+        let place = RegionOffset { region: layer, offset: u64::from(block) * 16 };
+        assert_eq!(geometry.offset(block, layer, 0), place);
+        assert_eq!(geometry.sections()[0].begin(block, layer), place);
+    }
+    assert_eq!(AxisSteps::spread(3, 1, Step::new(1, 64)), AxisSteps::spread(3, 1, Step::ONE));
+}
+
 #[test]
 fn indices_out_of_range_are_named() {
     let geometry = Geometry::new(&config(), LayoutKind::FullyContiguous).unwrap();
@@ -181,6 +201,23 @@ fn opaque_blocks_are_pieces() {
     assert_eq!(geometry.pieces().unwrap().block_stride().get(), 100);
     assert_eq!(geometry.offset(6, 0, 0).offset, 600);
     assert!(Geometry::opaque(7, 0).is_err() && Geometry::opaque(0, 7).is_err());
+}
+
+/// The bytes of a block in all regions exceed 64 bits.
+#[test]
+fn the_bytes_of_a_block_that_overflow_are_refused() {
+    let far = 1 << 31;
+    let section = |layers| {
+        Section::new(SectionName::K, far)
+            .axis(Axis::Layer, AxisSteps::spread(layers, 1, Step::ONE))
+            .axis(Axis::Element, AxisSteps::new(far, far.into()))
+    };
+    assert!(Geometry::from_sections([section(1)]).is_ok());
+    for layers in [2, 4, 8] {
+        let error = Geometry::from_sections([section(layers)]).unwrap_err();
+        let named = matches!(error, LayoutError::Overflow(_) | LayoutError::TooLarge { .. });
+        assert!(named, "{layers}: {error}");
+    }
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub(super) fn heads(
             let name = "num_global_key_value_heads";
             let stated = fields.optional_integer(name, 1, LARGEST_DIMENSION)?;
             let count = match stated {
-                Some(all) if fields.optional_flag("attention_k_eq_v")?.unwrap_or(true) => {
+                Some(all) if fields.flag("attention_k_eq_v")? => {
                     heads_of_rank(fields, name, all, ranks)?
                 }
                 _ => count,

@@ -1,5 +1,7 @@
 //! The width of a model's elements.
 
+use serde_json::Value;
+
 use super::error::{Expected, ModelError};
 use super::fields::{Fields, cut};
 
@@ -7,8 +9,36 @@ use super::fields::{Fields, cut};
 const DTYPES: &[&str] =
     &["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "half", "float"];
 
-/// Bytes per element of the model. Its caches have the same width unless the caller states another
-/// one. Newer configurations call the field `dtype`, older ones `torch_dtype`.
+/// Where a configuration states the format of a quantised cache: compressed-tensors, and ModelOpt.
+const QUANTISED: &[&[&str]] = &[
+    &["quantization_config", "kv_cache_scheme"],
+    &["quantization_config", "kv_cache_quant_algo"],
+    &["quantization_config", "quantization", "kv_cache_scheme"],
+    &["quantization_config", "quantization", "kv_cache_quant_algo"],
+];
+
+/// Bytes per element of K, V and latents, unless the caller states another format.
+pub(super) fn cache_width(fields: &Fields<'_>) -> Result<u8, ModelError> {
+    let mut stated = QUANTISED.iter().flat_map(|names| fields.inherited(names)).peekable();
+    if stated.peek().is_none() {
+        return model_width(fields);
+    }
+    match stated.find(|(_, format)| !is_fp8(format)) {
+        Some((field, format)) => Err(fields.uncounted(field, format)),
+        None => Ok(1),
+    }
+}
+
+/// Whether a cache has 8-bit floats: `{"num_bits": 8, "type": "float"}`, or `"FP8"`.
+fn is_fp8(format: &Value) -> bool {
+    match format {
+        Value::String(algorithm) => algorithm.eq_ignore_ascii_case("fp8"),
+        scheme => scheme["num_bits"] == 8 && scheme["type"] == "float",
+    }
+}
+
+/// Bytes per element of the model. Newer configurations call the field `dtype`, older ones
+/// `torch_dtype`.
 pub(super) fn model_width(fields: &Fields<'_>) -> Result<u8, ModelError> {
     let (old, new) = (fields.inherited_text("torch_dtype")?, fields.inherited_text("dtype")?);
     if let (Some((old_name, old)), Some((new_name, new))) = (&old, &new)
@@ -24,7 +54,8 @@ pub(super) fn model_width(fields: &Fields<'_>) -> Result<u8, ModelError> {
     }
     let unstated = fields.family.default_dtype.map(|dtype| ("torch_dtype".to_owned(), dtype));
     let (field, dtype) = old.or(new).or(unstated).ok_or_else(|| fields.missing("torch_dtype"))?;
-    width(field, dtype)
+    // Engines serve a float32 checkpoint in 16 bits (vLLM's `_resolve_auto_dtype`).
+    width(field, dtype).map(|width| width.min(2))
 }
 
 /// Bytes per element of the dtype that a field states; `None` if it states none.

@@ -229,13 +229,24 @@ impl<'a> Fields<'a> {
         own.into_iter().flatten().map(|(name, value)| (name.as_str(), value))
     }
 
+    /// The values at a path of names, in the language model's own object and in those around it,
+    /// each with its full path. Null values are left out.
+    pub fn inherited(&self, names: &[&str]) -> impl Iterator<Item = (String, &'a Value)> {
+        self.objects.iter().filter_map(move |(path, object)| {
+            let (first, inner) = names.split_first()?;
+            let value =
+                inner.iter().try_fold(object.get(*first)?, |value, name| value.get(name))?;
+            (!value.is_null()).then(|| (format!("{path}{}", names.join(".")), value))
+        })
+    }
+
     pub fn missing(&self, name: &str) -> ModelError {
         ModelError::Missing { field: self.path(name), model_type: self.family.model_type }
     }
 
-    pub fn uncounted(&self, name: &str, value: &Value) -> ModelError {
-        let (field, value) = (self.path(name), shown(value));
-        ModelError::Uncounted { field, value, model_type: self.family.model_type }
+    /// The refusal of a field, stated with its full path.
+    pub fn uncounted(&self, field: String, value: &Value) -> ModelError {
+        ModelError::Uncounted { field, value: shown(value), model_type: self.family.model_type }
     }
 
     pub fn indivisible(&self, name: &str, value: u64, tensor_parallel: u32) -> ModelError {
@@ -267,7 +278,7 @@ impl<'a> Fields<'a> {
         (!value.is_null()).then_some(value)
     }
 
-    fn path(&self, name: &str) -> String {
+    pub fn path(&self, name: &str) -> String {
         let path = self.objects.first().map_or("", |(path, _)| path.as_str());
         format!("{path}{name}")
     }

@@ -54,11 +54,17 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
         if GUARDED.iter().any(|pattern| covers(&pattern))
             && !fields.family.counts.iter().any(|pattern| covers(&pattern))
             && !is_nothing(value)
+            && (name != "attn_type_list" || !is_attention_alone(value))
         {
-            return Err(fields.uncounted(name, value));
+            return Err(fields.uncounted(fields.path(name), value));
         }
     }
     Ok(())
+}
+
+/// Whether each layer of `attn_type_list` has full attention. Other entries are layers with a state.
+fn is_attention_alone(value: &Value) -> bool {
+    value.as_array().is_some_and(|entries| entries.iter().all(|entry| entry.as_u64() == Some(1)))
 }
 
 /// Whether the value states that the cache does not exist.

@@ -11,7 +11,7 @@ pub struct ModelOptions {
 }
 
 impl ModelOptions {
-    /// One rank, and the cache in the model's dtype.
+    /// One rank, and the cache in the format of the configuration.
     #[must_use]
     pub const fn new() -> Self {
         Self { tensor_parallel: 1, kv_element: None, recurrent_width: None }
@@ -26,8 +26,12 @@ impl ModelOptions {
         Self { tensor_parallel: ranks, ..self }
     }
 
-    /// The format of K, V and latents, if it is not the model's dtype. [`ElementFormat::Width`] of
-    /// 1 is fp8. [`ElementFormat::RowBytes`] is for rows that an engine packs in its own way.
+    /// The format of K, V and latents, if it is not that of the configuration.
+    /// [`ElementFormat::Width`] of 1 is fp8. [`ElementFormat::RowBytes`] is for rows that an engine
+    /// packs in its own way.
+    ///
+    /// The default is fp8 if `quantization_config` states an fp8 cache, and otherwise the model's
+    /// dtype. As in vLLM, a model of float32 is served in 16 bits.
     ///
     /// Indexers have their own format, and states keep the model's dtype.
     #[must_use]

@@ -77,7 +77,7 @@ impl Reader<'_> {
     fn element(&self) -> Result<ElementFormat, ModelError> {
         match self.options.kv_element {
             Some(element) => Ok(element),
-            None => dtype::model_width(&self.fields).map(ElementFormat::Width),
+            None => dtype::cache_width(&self.fields).map(ElementFormat::Width),
         }
     }
 

@@ -282,7 +282,11 @@ const FAMILIES: &[Family] = &[
         StatedDim,
         Windows::Numbered { field: "hybrid_layer_pattern", window: "sliding_window_size" },
     )
-    .variant(Variant::Unequal, &["v_head_dim", "swa_", "hybrid_layer_pattern"]),
+    // The windows are those of the numbered layers, so `attention_chunk_size` has no meaning.
+    .variant(
+        Variant::Unequal,
+        &["v_head_dim", "swa_", "hybrid_layer_pattern", "attention_chunk_size"],
+    ),
     heads("minicpm", OrAllHeads, OrHiddenPerHead, Never),
     // The latents of this model become K and V of all heads before they are cached.
     Family { counts: LATENT, ..heads("minicpm3", All, HeadDim::NopeAndRope, Never) },

@@ -227,7 +227,8 @@ def main():
     for path in sorted(MODELS.glob("*.json")):
         file = json.loads(path.read_text())
         c = {"torch_dtype": file.get("torch_dtype")} | file.get("text_config", file)
-        c["width"] = WIDTHS[c.get("torch_dtype") or UNSTATED[c["model_type"]]]
+        # Engines serve a float32 checkpoint in 16 bits.
+        c["width"] = min(2, WIDTHS[c.get("torch_dtype") or UNSTATED[c["model_type"]]])
         cases = {}
         for ranks in (1, 4, 8):
             try:

@@ -10,7 +10,9 @@
 )]
 
 mod nested;
+mod one_outer;
 mod oracle;
 mod pairs;
 mod picture;
+mod pieces;
 mod refused;

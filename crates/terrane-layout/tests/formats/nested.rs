@@ -47,6 +47,9 @@ impl Drawn {
             match part(true) {
                 Some(outer) if outer.in_regions => {
                     let regions = u32::try_from(outer.stride).unwrap();
+                    // A stride over one position has no meaning.
+                    let single = Step::new(1, self.offset + 7);
+                    let inner = if inner == Step::ONE { single } else { inner };
                     section.axis(axis, AxisSteps::spread(outer.count, regions, inner))
                 }
                 outer => section.axis(axis, AxisSteps::split(step(outer), inner)),

@@ -19,6 +19,8 @@ mod model;
 mod model_groups;
 #[cfg(feature = "model-config")]
 mod model_hostile;
+#[cfg(feature = "model-config")]
+mod model_widths;
 mod oracle;
 mod physical;
 mod storage;

@@ -183,8 +183,8 @@ fn configs_state_heads_where_these_have_bytes_of_their_own() {
 fn the_dtype_has_two_names_and_an_override() {
     let width = |fields: Value| read(&with(full(), &fields)).map(|m| m.groups()[0].element());
     assert_eq!(width(json!({})).unwrap(), ElementFormat::Width(2));
-    let new = json!({"torch_dtype": null, "dtype": "float32"});
-    assert_eq!(width(new).unwrap(), ElementFormat::Width(4));
+    let new = json!({"torch_dtype": null, "dtype": "float8_e5m2"});
+    assert_eq!(width(new).unwrap(), ElementFormat::Width(1));
     let both = json!({"dtype": "float16"}); // beside bfloat16
     assert!(width(both).unwrap_err().to_string().contains("both name one field"));
     let text = width(json!({"torch_dtype": "int4"})).unwrap_err().to_string();

@@ -103,8 +103,8 @@ fn a_dtype_is_assumed_only_where_the_type_is_known_to_have_it() {
     assert!(gpt_oss["torch_dtype"].is_null() && gpt_oss["dtype"].is_null());
     let model = read(&gpt_oss).unwrap();
     assert_eq!(model.bytes_per_token().unwrap(), ByteCount::new(24 * 2 * 8 * 64 * 2));
-    let stated = read(&with(gpt_oss, &json!({"dtype": "float32"}))).unwrap();
-    assert_eq!(stated.bytes_per_token().unwrap(), ByteCount::new(24 * 2 * 8 * 64 * 4));
+    let stated = read(&with(gpt_oss, &json!({"dtype": "float8_e4m3fn"}))).unwrap();
+    assert_eq!(stated.bytes_per_token().unwrap(), ByteCount::new(24 * 2 * 8 * 64));
     for name in ["llama-3.1-8b.json", "deepseek-v3.json", "mamba-defaults.json"] {
         let error = refused(&with(fixture(name), &json!({"torch_dtype": null})));
         assert!(matches!(&error, ModelError::Missing { field, .. } if field == "torch_dtype"));

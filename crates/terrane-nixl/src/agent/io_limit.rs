@@ -21,6 +21,8 @@ pub(crate) struct IoLimit {
     /// The longest I/O, in bytes; a longer descriptor uses several.
     longest: u64,
     in_use: AtomicUsize,
+    /// The I/Os of leaked requests, which stay in use.
+    lost: AtomicUsize,
 }
 
 /// The used part of POSIX's default pool, which is larger ([`POSIX_MOST`]): four requests of the
@@ -67,16 +69,33 @@ impl IoLimit {
             _ => return None,
         };
         let longest = longest.try_into().unwrap_or(u64::MAX);
-        Some(Arc::new(Self { max: most, min: minimum, longest, in_use: AtomicUsize::new(0) }))
+        Some(Arc::new(Self {
+            max: most,
+            min: minimum,
+            longest,
+            in_use: AtomicUsize::new(0),
+            lost: AtomicUsize::new(0),
+        }))
+    }
+
+    /// The I/Os that leaked requests do not keep.
+    fn left(&self) -> usize {
+        self.max.saturating_sub(self.lost.load(Ordering::Relaxed))
+    }
+
+    /// Whether enough I/Os are left for a request, once all others have ended.
+    pub(crate) fn has_enough(&self) -> bool {
+        self.left() >= self.min
     }
 
     /// The maximum number of descriptors and bytes, up to the requested ones, that one request may
-    /// have. They fit into the limit at any offsets.
+    /// have. They fit into the I/Os that are left, at any offsets.
     pub(crate) fn request_limits(&self, descriptors: usize, bytes: u64) -> (usize, u64) {
-        // Half of the limit is kept for splits of descriptors.
-        let half = u64::try_from(self.max / 2).unwrap_or(u64::MAX).max(1);
+        let left = self.left();
+        // Half of the I/Os are kept for splits of descriptors.
+        let half = u64::try_from(left / 2).unwrap_or(u64::MAX).max(1);
         let bytes = bytes.min(self.longest.saturating_mul(half));
-        (descriptors.min(self.max - self.splits(bytes)).max(1), bytes)
+        (descriptors.min(left.saturating_sub(self.splits(bytes))).max(1), bytes)
     }
 
     /// The maximum number of I/Os that splits can add for this many bytes.
@@ -99,6 +118,13 @@ impl IoLimit {
 pub(crate) struct ReservedIos {
     of: Arc<IoLimit>,
     count: usize,
+}
+
+impl ReservedIos {
+    /// Counts the I/Os as lost, because their request is leaked and this value never drops.
+    pub(crate) fn lose(&self) {
+        self.of.lost.fetch_add(self.count, Ordering::Relaxed);
+    }
 }
 
 impl Drop for ReservedIos {
@@ -139,6 +165,21 @@ mod tests {
             let ios = of("POSIX", &[("ios_pool_size", told)]);
             assert_eq!(ios.request_limits(usize::MAX, 1).0, most);
             assert!(ios.reserve(most + 1, 1).is_none() && ios.reserve(most, 1).is_some());
+        }
+    }
+
+    #[test]
+    fn requests_fit_into_the_ios_that_are_not_lost() {
+        let gds = of("GDS", &[("batch_limit", "8"), ("batch_pool_size", "2")]);
+        for ios in [of("POSIX", &[("ios_pool_size", "10")]), gds] {
+            while ios.has_enough() {
+                let (descriptors, bytes) = ios.request_limits(usize::MAX, u64::MAX);
+                drop(ios.reserve(descriptors, bytes).unwrap());
+                let leaked = std::mem::ManuallyDrop::new(ios.reserve(1, 1).unwrap());
+                leaked.lose();
+            }
+            assert!(ios.reserve(1, 1).is_none(), "{ios:?}");
+            assert_eq!(ios.request_limits(usize::MAX, 1), (1, 1));
         }
     }
 

@@ -74,6 +74,16 @@ pub enum RequestError {
     /// The quoted transfer is no longer possible, because the peer has been forgotten.
     #[error("the transfer was not started: the engine {0}")]
     Declined(#[from] terrane_transfer::Declined),
+    /// Too few I/Os of the backend are left for a request. The others belong to requests whose end
+    /// is not known.
+    #[error(
+        "{backend} has too few I/Os left for a request: failed requests, whose end is not known, \
+         keep them; create another agent"
+    )]
+    NoIosLeft {
+        /// The backend.
+        backend: BackendName,
+    },
     /// The plan has an invalid address: a region's memory violates its contract, and extends beyond
     /// the address space.
     #[error(

@@ -49,6 +49,13 @@ pub enum Declined {
          copy through memory that one accepts"
     )]
     NoCommonBackend,
+    /// A backend can copy between both ends, and has too few I/Os left for a request. The others
+    /// belong to requests whose end is not known.
+    #[error(
+        "has too few I/Os left for a request: failed requests, whose end is not known, keep them; \
+         create another agent"
+    )]
+    NoIosLeft,
     /// The engine computes no checksums, or none between these ends.
     #[error(
         "computes no checksums between these ends; leave the checksums out, copy through host memory, \

@@ -203,7 +203,9 @@ impl<'a> Input<'a> {
         let outer = Step::new(self.u32()?, self.u64()?);
         let inner = Step::new(self.u32()?, self.u64()?);
         let steps = AxisSteps::of_parts(outer, inner, regions);
-        if steps != steps.normal() {
+        // In one region, an axis has two parts only if it needs two strides.
+        let is_split = regions > 0 || steps == AxisSteps::split(outer, inner);
+        if !is_split || steps != steps.normal() {
             return Err(DecodeError::NotCanonical { offset });
         }
         Ok(steps)

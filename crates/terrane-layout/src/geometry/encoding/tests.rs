@@ -80,6 +80,45 @@ fn version_1_is_refused_by_name() {
     assert!(error.to_string().contains("version 1, and this library reads version 2"), "{error}");
 }
 
+/// An axis in two parts that need one stride.
+#[test]
+fn a_split_that_needs_one_stride_is_not_canonical() {
+    let geometry = |tokens| {
+        let section = Section::new(SectionName::K, 1).axis(Axis::Token, tokens);
+        Geometry::from_sections([section.axis(Axis::Element, AxisSteps::new(8, 1))]).unwrap()
+    };
+    let (outer, inner) = (Step::new(2, 32), Step::new(4, 8));
+    assert_eq!(AxisSteps::split(outer, inner), AxisSteps::new(8, 8));
+    let bytes = geometry(AxisSteps::of_parts(outer, inner, 0)).encode();
+    let one = geometry(AxisSteps::new(8, 8));
+    assert_eq!(Geometry::decode(&one.encode(), &LIMITS).unwrap(), one);
+    let error = Geometry::decode(&bytes, &LIMITS).unwrap_err();
+    let token = 3 + 19 + 3 * AXIS_BYTES;
+    assert!(matches!(error, DecodeError::NotCanonical { offset } if offset == token), "{error}");
+}
+
+#[test]
+fn hostile_sizes_are_refused() {
+    let section = |layers| {
+        Section::new(SectionName::K, 1 << 31)
+            .axis(Axis::Layer, AxisSteps::spread(layers, 1, Step::ONE))
+            .axis(Axis::Element, AxisSteps::new(1 << 31, 1 << 31))
+    };
+    let mut bytes = Geometry::from_sections([section(1)]).unwrap().encode();
+    // The layer axis, and the number of regions.
+    let (layer, run) = (3 + 19 + AXIS_BYTES, 12);
+    bytes[layer..layer + 4].copy_from_slice(&1_u32.to_le_bytes());
+    for layers in [2_u32, 4, 8] {
+        bytes[layer + 4..layer + 8].copy_from_slice(&layers.to_le_bytes());
+        let start = bytes.len() - run;
+        bytes[start..start + 4].copy_from_slice(&layers.to_le_bytes());
+        let error = Geometry::decode(&bytes, &LIMITS).unwrap_err();
+        let DecodeError::Layout(error) = error else { panic!("{layers}: {error}") };
+        let named = matches!(error, LayoutError::Overflow(_) | LayoutError::TooLarge { .. });
+        assert!(named, "{layers}: {error}");
+    }
+}
+
 #[test]
 fn hostile_strides_fail_the_proof() {
     let bytes = geometry(1, LayoutKind::FullyContiguous).encode();

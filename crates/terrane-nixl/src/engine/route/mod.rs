@@ -176,8 +176,17 @@ impl Route {
                 })
                 && is_aligned(backend, plan)
         };
-        let (backend, _) =
-            agent.created().iter().enumerate().find(suits).ok_or(Declined::NoCommonBackend)?;
+        let has_enough = |(_, backend): &(usize, &Backend)| {
+            backend.ios.as_ref().is_none_or(|ios| ios.has_enough())
+        };
+        let suitable = || agent.created().iter().enumerate().filter(suits);
+        let (backend, _) = suitable().find(has_enough).ok_or_else(|| {
+            if suitable().next().is_some() {
+                Declined::NoIosLeft
+            } else {
+                Declined::NoCommonBackend
+            }
+        })?;
         let bases = LocalAndTarget { local: local_bases, target: target_bases };
         Ok(Self { operation, local, backend, target, bases })
     }

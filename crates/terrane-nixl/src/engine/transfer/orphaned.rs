@@ -52,8 +52,8 @@ impl Drop for OrphanedRequests {
             // Neither the memory nor the requests are released: some backends would free memory
             // that the kernel still writes to. The requests also keep the peer from being loaded
             // again.
-            let requests = std::mem::take(&mut self.requests);
-            let _leaked = ManuallyDrop::new((requests, memory, self.peer.take()));
+            self.requests.drain(..).for_each(Request::leak);
+            let _leaked = ManuallyDrop::new((memory, self.peer.take()));
         }
     }
 }

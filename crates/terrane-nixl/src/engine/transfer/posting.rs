@@ -7,7 +7,7 @@ use super::{NixlTransfer, engine_failure, file_length};
 use crate::agent::Agent;
 use crate::bindings::status::Status;
 use crate::engine::descriptors::chunk::{Chunk, ListError, PlanPosition, RequestLimits};
-use crate::engine::error::NixlStep;
+use crate::engine::error::{NixlStep, RequestError};
 use crate::engine::local_and_target::LocalAndTarget;
 use crate::peers::peer_use::{PeerUse, Readiness};
 
@@ -54,7 +54,11 @@ impl NixlTransfer {
         let ios = match self.route.backend(agent).and_then(|backend| backend.ios.as_ref()) {
             Some(ios) => match ios.reserve(chunk.descriptors(), chunk.bytes.get()) {
                 Some(reserved) => Some(reserved),
-                None => return Ok(PostResult::MustWait),
+                None if ios.has_enough() => return Ok(PostResult::MustWait),
+                None => {
+                    let backend = self.route.backend_name(agent);
+                    return Err(engine_failure(RequestError::NoIosLeft { backend }));
+                }
             },
             None => None,
         };

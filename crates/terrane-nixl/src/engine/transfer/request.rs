@@ -1,5 +1,6 @@
 //! A request, from its post until it no longer accesses memory.
 
+use std::mem::ManuallyDrop;
 use std::time::Duration;
 
 use terrane_transfer::EngineTimes;
@@ -14,7 +15,7 @@ use crate::peers::peer_use::{ConnectionState, PeerUse};
 pub(super) struct Request {
     // Fields drop in this order: the I/Os of the backend are free once the request is released.
     raw: nixl_sys::XferRequest,
-    _ios: Option<ReservedIos>,
+    ios: Option<ReservedIos>,
     pub(super) chunk: Chunk,
     /// Whether the backend reports a failure only once no part of the request is in flight.
     fails_at_the_end: bool,
@@ -57,7 +58,7 @@ impl Request {
         fails_at_the_end: bool,
         state: RequestState,
     ) -> Self {
-        Self { raw, _ios: ios, chunk, fails_at_the_end, state }
+        Self { raw, ios, chunk, fails_at_the_end, state }
     }
 
     pub(super) fn state(&self) -> RequestState {
@@ -82,6 +83,14 @@ impl Request {
             };
         }
         self.state
+    }
+
+    /// Leaks the request, which keeps its I/Os.
+    pub(super) fn leak(self) {
+        if let Some(ios) = &self.ios {
+            ios.lose();
+        }
+        let _leaked = ManuallyDrop::new(self);
     }
 
     /// Adds the times that NIXL has measured.
