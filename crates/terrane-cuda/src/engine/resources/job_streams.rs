@@ -1,7 +1,7 @@
 //! The engine's streams: one or two for each transfer, so that none waits for another's work.
 
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use terrane_core::sync::lock;
@@ -311,15 +311,13 @@ impl JobStreams {
     /// The reason why it is unknown whether the work has ended, after repeated queries.
     pub(crate) fn wait_idle(&mut self) -> Result<(), CudaError> {
         let mut backoff = Backoff::default();
-        let mut unknown = 0;
+        let mut unanswered = UnansweredQueries::default();
         loop {
             match self.state() {
                 StreamState::Idle => return Ok(()),
-                StreamState::Busy => unknown = 0,
-                StreamState::Unknown(error) if unknown == MAX_UNANSWERED_QUERIES => {
-                    return Err(error);
-                }
-                StreamState::Unknown(_) => unknown += 1,
+                StreamState::Busy => unanswered = UnansweredQueries::default(),
+                StreamState::Unknown(error) if unanswered.last_too_long() => return Err(error),
+                StreamState::Unknown(_) => {}
             }
             backoff.take();
         }
@@ -337,8 +335,18 @@ pub(crate) enum StreamState {
     Unknown(CudaError),
 }
 
-/// The maximum number of queries without an answer: with the sleeps between, some seconds.
-pub(crate) const MAX_UNANSWERED_QUERIES: u32 = 256;
+/// The time of the first of the latest queries that the driver did not answer. A number of queries
+/// would depend on the thread, because some threads query much more often.
+#[derive(Debug, Default)]
+pub(crate) struct UnansweredQueries(Option<Instant>);
+
+impl UnansweredQueries {
+    /// Records another such query. Returns whether the first one was too long ago.
+    pub(crate) fn last_too_long(&mut self) -> bool {
+        const LONGEST: Duration = Duration::from_secs(3);
+        self.0.get_or_insert_with(Instant::now).elapsed() > LONGEST
+    }
+}
 
 /// Sleeps between queries. Each sleep is longer than the one before.
 #[derive(Debug, Default)]

@@ -1,0 +1,105 @@
+//! Resources of transfers whose end the driver never reported: when they are kept and released.
+
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use terrane_cuda::{Context, CopyPath, DeviceAllocator, DeviceEngineOptions, Stream};
+use terrane_layout::LayoutKind;
+use terrane_testkit::conformance::EngineFixture;
+use terrane_testkit::conformance::copy_engine::{end_of, ordered};
+use terrane_testkit::model::Image;
+use terrane_testkit::process::in_child;
+use terrane_testkit::simulated_cuda::SimulatedCuda;
+use terrane_transfer::{Completion, Endpoint, Transfer, TransferError, TransferManager};
+
+use super::fixture::{
+    DEVICE, Fixture, LAYERS_APART, PINNED, config, endpoint, keep_busy, large_memory,
+};
+use crate::needs::{LITTLE, device_with_kernels as device};
+
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`, which does not tell whether the work has ended.
+const UNSUPPORTED: u32 = 900;
+const WAITS: [&str; 2] = ["cuEventSynchronize", "cuStreamSynchronize"];
+const QUERIES: [&str; 2] = ["cuEventQuery", "cuStreamQuery"];
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+struct Setting {
+    driver: SimulatedCuda,
+    manager: TransferManager,
+    /// The ends of transfers beside the orphans.
+    others: [Endpoint; 2],
+    there: Endpoint,
+    _fixture: Fixture,
+}
+
+impl Setting {
+    /// Waiting threads do not poll, so the engine's threads end all transfers.
+    fn new(test: &str, context: &Context, completion_threads: u32) -> Option<Self> {
+        let Some(driver) = SimulatedCuda::find() else {
+            eprintln!("skipped: {test}: only a simulated device can leave queries unanswered");
+            return None;
+        };
+        let options = DeviceEngineOptions {
+            path: Some(CopyPath::Direct),
+            completion_threads: NonZeroU32::new(completion_threads).unwrap(),
+            ..DeviceEngineOptions::default()
+        };
+        let fixture = Fixture::new(context, options, &[DEVICE, PINNED]);
+        let manager = TransferManager::new([fixture.engine()]).with_spin(Duration::ZERO);
+        let shape = config(8, 4, 16);
+        let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+        let pinned = || fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+        let (there, others) = (pinned(), [here, pinned()]);
+        Image::scribble(&others[0], fixture.access(), 4);
+        let setting = Self { driver, manager, others, there, _fixture: fixture };
+        // The engine's memory, streams and events exist from here on.
+        must_end(setting.other());
+        Some(setting)
+    }
+
+    /// A transfer after the stream, whose end the driver does not report.
+    fn orphan(&self, compute: &Stream, source: &Endpoint, block: u32) {
+        WAITS.iter().for_each(|call| self.driver.refuse(call, UNSUPPORTED));
+        let order = compute.order();
+        let transfer = Transfer::new(source, &self.there).blocks(&[block], &[block]);
+        let completion = self.manager.submit(transfer.device_order(order), ()).unwrap();
+        QUERIES.iter().for_each(|call| self.driver.refuse(call, UNSUPPORTED));
+        assert!(matches!(end_of(completion).result, Err(TransferError::Engine { .. })));
+        self.driver.clear_faults();
+    }
+
+    /// A short transfer between other blocks.
+    fn other(&self) -> Completion<()> {
+        let [from, to] = &self.others;
+        let transfer = ordered(Transfer::new(from, to), from, to).blocks(&[5], &[5]);
+        self.manager.submit(transfer, ()).unwrap()
+    }
+}
+
+#[track_caller]
+fn must_end(completion: Completion<()>) {
+    match completion.wait_until(Instant::now() + TIMEOUT) {
+        Ok(outcome) => drop(outcome.result.unwrap()),
+        Err(completion) => panic!("delayed by others: {completion:?}"),
+    }
+}
+
+/// With one thread, which polls all tasks in turn and much more often than a thread that waits for
+/// one task.
+#[test]
+fn a_driver_has_seconds_to_answer_however_often_it_is_queried() {
+    let name = "engine::orphans::a_driver_has_seconds_to_answer_however_often_it_is_queried";
+    in_child(name, || {
+        let Some(context) = device(name, LITTLE) else { return };
+        let Some(setting) = Setting::new(name, &context, 1) else { return };
+        let (compute, room) = (Stream::new(&context).unwrap(), large_memory(&context));
+        let source = endpoint(&DeviceAllocator::new(&context), config(8, 4, 16), LAYERS_APART);
+        let held = setting.driver.hold(compute.handle());
+        keep_busy(&compute, &room);
+        let begun = Instant::now();
+        setting.orphan(&compute, &source, 0);
+        let waited = begun.elapsed();
+        drop(held);
+        assert!(waited > Duration::from_secs(1), "{waited:?}");
+    });
+}
