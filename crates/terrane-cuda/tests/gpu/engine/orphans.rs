@@ -1,10 +1,12 @@
 //! Resources of transfers whose end the driver never reported: when they are kept and released.
 
 use std::num::NonZeroU32;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use terrane_cuda::{Context, CopyPath, DeviceAllocator, DeviceEngineOptions, Stream};
-use terrane_layout::LayoutKind;
+use terrane_core::{Allocate, ForeignMemory, Memory, Region, RegionRequest, Span};
+use terrane_cuda::{Context, CopyPath, DeviceAllocator, DeviceEngineOptions, DeviceMemory, Stream};
+use terrane_layout::{Geometry, LayoutBuilder, LayoutKind};
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::model::Image;
@@ -84,6 +86,29 @@ fn must_end(completion: Completion<()>) {
     }
 }
 
+/// An endpoint in memory of another library, which runs `on_drop` when the memory drops.
+fn foreign(memory: &DeviceMemory, on_drop: impl FnOnce() + Send + Sync + 'static) -> Endpoint {
+    struct Owner<F: FnOnce()>(Option<F>);
+    impl<F: FnOnce()> Drop for Owner<F> {
+        fn drop(&mut self) {
+            self.0.take().unwrap()();
+        }
+    }
+    let (kind, location, length) = (memory.kind(), memory.location(), memory.length());
+    let owner = Owner(Some(on_drop));
+    // SAFETY: the caller keeps the memory longer than the endpoint, and uses it through that alone.
+    let region = Region::new(unsafe { ForeignMemory::new(Span { kind, location, length }, owner) });
+    let builder = LayoutBuilder::new(config(8, 4, 16)).kind(LayoutKind::FullyContiguous);
+    Endpoint::new(builder.adopt(vec![region]).unregistered().build().unwrap()).unwrap()
+}
+
+/// Memory for [`foreign`].
+fn foreign_memory(context: &Context) -> DeviceMemory {
+    let geometry = Geometry::new(&config(8, 4, 16), LayoutKind::FullyContiguous).unwrap();
+    let request = RegionRequest::new(geometry.region_bytes(0));
+    DeviceAllocator::new(context).allocate(&request).unwrap()
+}
+
 /// With one thread, which polls all tasks in turn and much more often than a thread that waits for
 /// one task.
 #[test]
@@ -101,5 +126,39 @@ fn a_driver_has_seconds_to_answer_however_often_it_is_queried() {
         let waited = begun.elapsed();
         drop(held);
         assert!(waited > Duration::from_secs(1), "{waited:?}");
+    });
+}
+
+/// The memory of an orphan blocks a thread of the engine when it drops. Other transfers end.
+#[test]
+fn memory_that_blocks_when_it_drops_delays_no_short_transfer() {
+    let name = "engine::orphans::memory_that_blocks_when_it_drops_delays_no_short_transfer";
+    in_child(name, || {
+        let Some(context) = device(name, LITTLE) else { return };
+        let Some(setting) = Setting::new(name, &context, 2) else { return };
+        let (compute, room) = (Stream::new(&context).unwrap(), large_memory(&context));
+        let memory = foreign_memory(&context);
+        for block in 0..2 {
+            let held = setting.driver.hold(compute.handle());
+            keep_busy(&compute, &room);
+            let (told, dropping): (Sender<()>, Receiver<()>) = channel();
+            let (release, released): (Sender<()>, Receiver<()>) = channel();
+            let released = std::sync::Mutex::new(released);
+            let source = foreign(&memory, move || {
+                told.send(()).unwrap();
+                let _ = released.lock().unwrap().recv();
+            });
+            setting.orphan(&compute, &source, block);
+            drop(source);
+            drop(held);
+            compute.synchronize().unwrap();
+            let begun = Instant::now();
+            while dropping.try_recv().is_err() {
+                assert!(begun.elapsed() < TIMEOUT, "the memory never drops");
+                must_end(setting.other());
+            }
+            (0..4).for_each(|_| must_end(setting.other()));
+            drop(release);
+        }
     });
 }
