@@ -162,3 +162,48 @@ fn memory_that_blocks_when_it_drops_delays_no_short_transfer() {
         }
     });
 }
+
+/// The memory of one orphan panics when it drops. The other orphan, whose work still runs, is kept
+/// as before.
+#[test]
+fn a_panic_while_one_orphan_is_released_leaves_the_others() {
+    let name = "engine::orphans::a_panic_while_one_orphan_is_released_leaves_the_others";
+    in_child(name, || {
+        let Some(context) = device(name, LITTLE) else { return };
+        let Some(setting) = Setting::new(name, &context, 1) else { return };
+        let room = large_memory(&context);
+        let memories = [(); 2].map(|()| foreign_memory(&context));
+        let computes = [(); 2].map(|()| Stream::new(&context).unwrap());
+        let [first, second] = [0, 1].map(|number| {
+            let held = setting.driver.hold(computes[number].handle());
+            keep_busy(&computes[number], &room);
+            held
+        });
+        let (told, dropping) = channel();
+        let panics = foreign(&memories[0], move || {
+            told.send(()).unwrap();
+            panic!("memory that panics");
+        });
+        setting.orphan(&computes[0], &panics, 0);
+        let (told, kept) = channel();
+        let plain = foreign(&memories[1], move || told.send(()).unwrap());
+        setting.orphan(&computes[1], &plain, 1);
+        drop((panics, plain));
+        drop(first);
+        computes[0].synchronize().unwrap();
+        let begun = Instant::now();
+        while dropping.try_recv().is_err() {
+            assert!(begun.elapsed() < TIMEOUT, "the memory never drops");
+            must_end(setting.other());
+        }
+        must_end(setting.other());
+        assert!(kept.try_recv().is_err(), "its source is still to be read");
+        assert!(setting.there.hold_for_write(&[1]).is_err());
+        drop(second);
+        let begun = Instant::now();
+        while kept.try_recv().is_err() {
+            assert!(begun.elapsed() < TIMEOUT, "the other orphan is never released");
+            must_end(setting.other());
+        }
+    });
+}
