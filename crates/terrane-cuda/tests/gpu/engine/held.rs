@@ -175,6 +175,33 @@ fn no_transfer_shares_a_stream_that_waits() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
+/// Such a transfer has only its order to wait for.
+#[test]
+fn a_transfer_of_no_bytes_takes_no_stream() {
+    let name = "a_transfer_of_no_bytes_takes_no_stream";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
+    };
+    let fixture = Fixture::new(&context, DeviceEngineOptions::default(), &[DEVICE, PINNED]);
+    let manager = fixture.manager();
+    let shape = config(2, 2, 16);
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    let room = large_memory(&context);
+    let stream = Stream::new(&context).unwrap();
+    let held = driver.hold(stream.handle());
+    keep_busy(&stream, &room);
+    let before = context.usage().streams;
+    let empty = || Transfer::new(&here, &there).blocks(&[], &[]).device_order(after(&stream));
+    let waiting: Vec<_> = (0..6).map(|_| manager.submit(empty(), ()).unwrap()).collect();
+    assert!(waiting.iter().all(|completion| !completion.has_ended()));
+    assert_eq!(context.usage().streams, before);
+    drop(held);
+    waiting.into_iter().for_each(must_end);
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
 /// A transfer that is cancelled before its order is satisfied leaves a stream that waits for that
 /// order. The next transfer's order is not put on that stream.
 #[test]
