@@ -258,7 +258,14 @@ impl CompletionQueue {
         if task.is_pending() {
             return TaskState::Waits(task);
         }
-        self.queue().is_attended = false;
+        let mut queue = self.queue();
+        queue.is_attended = false;
+        // Foreign code may wait for one of the other tasks, which no thread was woken for.
+        let is_awaited = queue.idle > 0 && !queue.tasks.is_empty();
+        drop(queue);
+        if is_awaited {
+            self.changed.notify_one();
+        }
         let remaining_task = guarded(|| task.check(&self.orphans)).flatten();
         if remaining_task.is_none() {
             self.clean_up();
