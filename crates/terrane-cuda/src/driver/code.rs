@@ -50,12 +50,15 @@ impl DriverCode {
     pub const fn loses_context(self) -> bool {
         matches!(
             self.0,
-            // DEINITIALIZED, DEVICE_UNAVAILABLE, ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED
-            4 | 46 | 214 | 220 | 226
+            // DEINITIALIZED, ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED
+            4 | 214 | 220 | 226
             // ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, CONTEXT_IS_DESTROYED, ASSERT
             | 700 | 702 | 709 | 710
-            // HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK, EXTERNAL_DEVICE
-            | 714..=719 | 721 | 911
+            // HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK
+            | 714
+                ..=719 | 721
+            // MPS_CLIENT_TERMINATED, EXTERNAL_DEVICE
+            | 810 | 911
         )
     }
 
@@ -109,5 +112,11 @@ mod tests {
         }
         assert!(DriverCode::new(700).loses_context());
         assert!(DriverCode::new(719).loses_context());
+    }
+
+    #[test]
+    fn a_terminated_mps_client_loses_its_context_and_an_unavailable_device_does_not() {
+        assert!(DriverCode::new(810).loses_context());
+        assert!(!DriverCode::new(46).loses_context());
     }
 }

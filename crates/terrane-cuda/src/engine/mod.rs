@@ -158,8 +158,9 @@ impl DeviceEngine {
     ///
     /// # Errors
     ///
-    /// [`CudaError::KernelsRefused`] if they are [required](DeviceEngineOptions::kernels), the
-    /// errors of creating a stream, [`CudaError::Thread`].
+    /// [`CudaError::KernelsRefused`] if they are [required](DeviceEngineOptions::kernels), or if
+    /// memory is short and they are preferred; the errors of creating a stream;
+    /// [`CudaError::Thread`].
     pub fn new(context: &Context, options: DeviceEngineOptions) -> Result<Self, CudaError> {
         let _relaxed = RelaxedCaptureMode::new(context.driver());
         let (kernels, capabilities) = load_kernels(context, options.kernels)?;

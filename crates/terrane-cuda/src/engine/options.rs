@@ -54,7 +54,8 @@ pub struct DeviceEngineOptions {
     pub relayout_bytes: ByteCount,
     /// The priority of the engine's streams.
     pub priority: StreamPriority,
-    /// The maximum number of streams. Further transfers share them.
+    /// The maximum number of streams that transfers copy on. Further transfers share them. Streams
+    /// that only carry the order of a transfer do not count.
     pub streams: NonZeroU32,
     /// The number of threads that wait for transfers to end. If more transfers are in flight, one
     /// thread polls the remaining ones every 100 µs.

@@ -139,6 +139,9 @@ impl Context {
     #[must_use]
     pub fn usage(&self) -> ResourceUsage {
         let counters = &self.0.counters;
+        // In a forked process, a thread that no longer exists may have locked the list.
+        let is_forked = self.0.driver.is_of_parent();
+        let events_idle = if is_forked { 0 } else { self.0.idle_events.count() };
         ResourceUsage {
             device: counters.device.held(),
             pooled: counters.pooled.held(),
@@ -147,7 +150,7 @@ impl Context {
             streams: counters.streams.held().count,
             events_created: counters.events_created.load(Ordering::Relaxed),
             events: counters.events.held().count,
-            events_idle: self.0.idle_events.count(),
+            events_idle,
             handles: Arc::strong_count(&self.0),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -15,7 +16,9 @@ use terrane_cuda::{
 };
 use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind, LayoutPlan};
 use terrane_storage::StorageError;
+use terrane_testkit::events::AtEvents;
 use terrane_testkit::pattern::{InProcess, PieceAccess};
+use terrane_testkit::process::in_child;
 
 use crate::faults;
 use crate::needs::{LITTLE, Needs, device};
@@ -203,6 +206,33 @@ fn a_refused_step_ends_the_preparation_and_keeps_the_usable_prefix() {
         drop(memory);
         assert_all_gone(&context);
     }
+}
+
+/// A subscriber of `tracing` panics on the thread that registers the memory. The preparation ends,
+/// and the usable prefix stays registered.
+#[test]
+fn a_panic_in_the_background_keeps_the_usable_prefix() {
+    static EVENTS: AtomicU64 = AtomicU64::new(0);
+    let name = "background::a_panic_in_the_background_keeps_the_usable_prefix";
+    in_child(name, || {
+        let Some(context) = device(name, LITTLE) else { return };
+        let panic_at_third = |_: &tracing::Event<'_>| {
+            let is_here = std::thread::current().name() == Some("terrane-pin");
+            if is_here && EVENTS.fetch_add(1, Ordering::SeqCst) == 2 {
+                panic!("a subscriber that panics");
+            }
+        };
+        tracing::subscriber::set_global_default(AtEvents::any(panic_at_third)).unwrap();
+        let request = RegionRequest::new(ByteCount::mib(24));
+        let (memory, bring_up) = in_steps(&context, STEP).allocate_in_background(&request).unwrap();
+        let ended = bring_up.wait_for(request.bytes, TIMEOUT).unwrap_err();
+        assert!(ended.cause.is_none(), "{ended:?}");
+        let usable = memory.usable_prefix();
+        assert_eq!(usable, STEP.checked_mul("steps", 2).unwrap());
+        assert!(context.usage().registered.bytes >= usable, "usable bytes stay usable");
+        drop(memory);
+        assert_all_gone(&context);
+    });
 }
 
 #[test]

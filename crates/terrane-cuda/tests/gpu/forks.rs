@@ -107,6 +107,22 @@ fn a_forked_process_is_refused_and_drops_what_it_inherited() {
     });
 }
 
+/// Another thread of the parent may be using them at the moment of the fork.
+#[test]
+fn a_forked_process_counts_no_idle_events() {
+    let name = "forks::a_forked_process_counts_no_idle_events";
+    in_child(name, || {
+        let Some((context, _)) = simulated(name) else { return };
+        let event = Event::new(&context, Timing::Off).unwrap();
+        event.record(&Stream::new(&context).unwrap()).unwrap();
+        event.wait().unwrap();
+        drop(event);
+        assert_eq!(context.usage().events_idle, 1);
+        in_fork(|| assert_eq!(context.usage().events_idle, 0));
+        assert_eq!(context.usage().events_idle, 1);
+    });
+}
+
 #[test]
 fn a_process_that_is_forked_before_the_driver_is_loaded_may_use_it() {
     let name = "forks::a_process_that_is_forked_before_the_driver_is_loaded_may_use_it";

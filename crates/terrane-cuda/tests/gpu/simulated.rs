@@ -2,7 +2,8 @@
 
 use terrane_core::{Allocate, AllocateError, ByteCount, Memory, RegionRequest};
 use terrane_cuda::{
-    Context, DeviceAllocator, DevicePool, Event, PinnedAllocator, PinnedOptions, Stream, Timing,
+    Context, CudaError, DeviceAllocator, DevicePool, DriverCode, Event, PinnedAllocator,
+    PinnedOptions, Stream, Timing,
 };
 use terrane_testkit::process::in_child;
 use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
@@ -55,6 +56,20 @@ fn every_refusal_of_the_driver_undoes_earlier_steps() {
         drop(pinned);
         drop(context);
         assert_eq!(driver.count(Live::Contexts), 0);
+    });
+}
+
+/// In exclusive mode, for example, another process may use the device.
+#[test]
+fn a_device_that_is_unavailable_has_no_lost_context() {
+    let name = "simulated::a_device_that_is_unavailable_has_no_lost_context";
+    in_child(name, || {
+        let Some((context, driver)) = simulated(name) else { return };
+        driver.fail("cuDevicePrimaryCtxRetain", 0, 46);
+        let error = Context::primary(context.device().id).unwrap_err();
+        assert!(matches!(error, CudaError::Driver { .. }), "{error}");
+        assert_eq!(error.code(), Some(DriverCode::new(46)));
+        Context::primary(context.device().id).unwrap();
     });
 }
 

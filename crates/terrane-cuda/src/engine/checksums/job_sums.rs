@@ -31,7 +31,7 @@ pub(crate) struct JobSums {
     /// The launch for which the blocks are divided into segments.
     launch: LargestLaunch,
     pairs: u32,
-    /// The job's stream waits for its device order.
+    /// The destination blocks in the order of the chunks, if the plan has another order.
     sorted: Option<Vec<u32>>,
     /// Whether chunks complete pairs one after the other, in the order above.
     is_in_order: bool,

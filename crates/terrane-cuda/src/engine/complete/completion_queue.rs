@@ -110,8 +110,8 @@ struct Queue {
     tasks: VecDeque<Task>,
     /// The number of threads without a task.
     idle: usize,
-    /// Whether there is an attendant. The flag is false while that thread may run foreign code,
-    /// which may block forever. Another free thread then becomes the attendant.
+    /// Whether there is an attendant. The flag is false while that thread may run foreign code or
+    /// free memory, which may block forever. Another free thread then becomes the attendant.
     is_attended: bool,
     /// The number of task sources.
     senders: usize,
@@ -212,9 +212,6 @@ impl CompletionQueue {
                 Some(TaskState::Replaced) => return,
                 Some(TaskState::Done) => {
                     (unchanged, since) = (0, Instant::now());
-                    drop(queue);
-                    self.clean_up();
-                    queue = self.queue();
                 }
                 Some(TaskState::Waits(only))
                     if queue.tasks.is_empty()
@@ -255,13 +252,24 @@ impl CompletionQueue {
         }
     }
 
-    /// Polls a task. The attendant gives up its role while foreign code may run.
+    /// Polls a task, and cleans up after its end. The attendant gives up its role while foreign code
+    /// or a slow call of the driver may run.
     fn check_task(&self, task: Task) -> TaskState {
         if task.is_pending() {
             return TaskState::Waits(task);
         }
-        self.queue().is_attended = false;
+        let mut queue = self.queue();
+        queue.is_attended = false;
+        // Foreign code may wait for one of the other tasks, which no thread was woken for.
+        let is_awaited = queue.idle > 0 && !queue.tasks.is_empty();
+        drop(queue);
+        if is_awaited {
+            self.changed.notify_one();
+        }
         let remaining_task = guarded(|| task.check(&self.orphans)).flatten();
+        if remaining_task.is_none() {
+            self.clean_up();
+        }
         let mut queue = self.queue();
         if queue.is_attended {
             queue.tasks.extend(remaining_task);
@@ -271,10 +279,10 @@ impl CompletionQueue {
         remaining_task.map_or(TaskState::Done, TaskState::Waits)
     }
 
-    /// Does the work that must not run on a caller's thread.
+    /// Does the work that must run neither on a caller's thread nor on the attendant.
     fn clean_up(&self) {
         guarded(|| self.orphans.check_again());
-        self.lists.free_surplus();
+        guarded(|| self.lists.free_surplus());
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {

@@ -4,40 +4,37 @@ use terrane_transfer::CopyFailure;
 
 use crate::engine::complete::job_resources::JobResources;
 use crate::engine::complete::orphans::Orphans;
-use crate::engine::resources::job_streams::{Backoff, MAX_UNANSWERED_QUERIES, StreamState};
+use crate::engine::resources::job_streams::{Backoff, StreamState, UnansweredQueries};
 use crate::error::CudaError;
 
 /// A failed job that may still have work on the device.
 pub(crate) struct FailedJob {
     resources: Box<JobResources>,
     failure: CopyFailure,
-    /// The number of queries that the driver did not answer.
-    unknown: u32,
+    unanswered: UnansweredQueries,
 }
 
 impl FailedJob {
     pub(crate) fn new(resources: Box<JobResources>, failure: CopyFailure) -> Self {
-        Self { resources, failure, unknown: 0 }
+        Self { resources, failure, unanswered: UnansweredQueries::default() }
     }
 
-    /// Finishes the job if none of its work is on the device, and returns it otherwise. After many
-    /// unanswered queries, the job ends all the same, and the resources that the device may use are
-    /// kept.
+    /// Finishes the job if none of its work is on the device, and returns it otherwise. After some
+    /// seconds without an answer, the job ends all the same, and the resources that the device may
+    /// use are kept.
     pub(crate) fn check(mut self, orphans: &Orphans) -> Option<Self> {
         match self.resources.streams.state() {
             StreamState::Idle => {
                 self.resources.finish(Err(self.failure));
                 None
             }
-            StreamState::Busy => Some(Self { unknown: 0, ..self }),
-            StreamState::Unknown(_) if self.unknown < MAX_UNANSWERED_QUERIES => {
-                Some(Self { unknown: self.unknown + 1, ..self })
-            }
-            StreamState::Unknown(error) => {
+            StreamState::Busy => Some(Self { unanswered: UnansweredQueries::default(), ..self }),
+            StreamState::Unknown(error) if self.unanswered.last_too_long() => {
                 tracing::error!(%error, "the driver does not say whether a transfer still runs");
                 self.resources.orphan(self.failure, orphans);
                 None
             }
+            StreamState::Unknown(_) => Some(self),
         }
     }
 

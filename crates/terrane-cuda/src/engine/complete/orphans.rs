@@ -1,6 +1,7 @@
 //! Resources of failed jobs, kept while the driver does not say whether the device still uses them.
 
 use std::mem::{self, ManuallyDrop};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -65,7 +66,9 @@ impl Orphans {
         for mut orphan in all {
             self.count.fetch_sub(1, Ordering::Relaxed);
             match orphan.streams.state() {
-                StreamState::Idle => orphan.release(),
+                // Foreign code may panic here. The others must not drop, because that waits for
+                // their work.
+                StreamState::Idle => drop(catch_unwind(AssertUnwindSafe(|| orphan.release()))),
                 StreamState::Busy | StreamState::Unknown(_) => self.keep(orphan),
             }
         }

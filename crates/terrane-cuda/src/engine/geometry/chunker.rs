@@ -1,6 +1,7 @@
 //! How a transfer is divided into chunks, and the order of their sizes: pure arithmetic.
 
 use crate::engine::geometry::packing::{Chunk, Packing, PackingOrder};
+use crate::kernels::schedule::MOST;
 
 /// Divides a transfer into chunks that fit into a buffer.
 ///
@@ -38,6 +39,15 @@ const LAST_GROWING: u64 = 12 << 20;
 const FIRST_GROWING: u64 = 8 << 20;
 /// The growth factor of chunks: packing is more than four times as fast as the wire.
 const GROWTH: u64 = 4;
+
+/// The maximum number of bytes of a chunk that one launch copies, at most `limit`. The chunk has
+/// cells of these lengths.
+pub(crate) fn bytes_of_launch(limit: u64, cells: impl IntoIterator<Item = u64>) -> u64 {
+    /// A launch also has at most [`MOST`] tiles. A filled one has at least this many bytes.
+    const LEAST_OF_TILE: u64 = 64;
+    let shortest = cells.into_iter().fold(LEAST_OF_TILE, u64::min).max(1);
+    limit.min(u64::from(MOST) * shortest)
+}
 
 impl Chunker {
     /// Returns `None` if not even one layer of a block fits into `largest` bytes.
@@ -206,6 +216,18 @@ mod tests {
         };
         assert_eq!(sizes(ChunkRamp::Up), [8, 32, 32, 32, 32, 32, 32, 32, 12, 12]);
         assert_eq!(sizes(ChunkRamp::Down), [32, 32, 32, 32, 32, 32, 32, 22, 8, 2]);
+    }
+
+    #[test]
+    fn a_chunk_has_no_more_cells_and_tiles_than_a_launch() {
+        let most = u64::from(MOST);
+        assert_eq!(bytes_of_launch(1 << 30, [2, 1]), 1 << 30);
+        assert_eq!(bytes_of_launch(most, [1]), most);
+        assert_eq!(bytes_of_launch(1 << 40, [4, 1, 2]), most);
+        assert_eq!(bytes_of_launch(1 << 40, [16]), 16 * most);
+        // Longer cells are cut into tiles.
+        assert_eq!(bytes_of_launch(u64::MAX, [1 << 20]), 64 * most);
+        assert_eq!(bytes_of_launch(7, []), 7);
     }
 
     #[test]

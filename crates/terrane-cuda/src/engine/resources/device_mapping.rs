@@ -246,8 +246,8 @@ fn is_pinned(context: &Context, region: &Region, address: HostAddress) -> Result
     }
 }
 
-/// The maximum number of locked stretches of a region. Beyond it, the driver's answers are not
-/// plausible.
+/// The maximum number of locked stretches of a region that the driver reports. Beyond it, its
+/// answers are not plausible. The answers of the memory itself have no limit.
 const MAX_SPLITS: usize = 4096;
 
 /// Finds the boundaries between locked stretches of a region. They come from the memory, or from
@@ -279,7 +279,7 @@ fn find_splits(
         if at < length {
             splits.push(start + at);
         }
-        if splits.len() - before > MAX_SPLITS {
+        if known.is_none() && splits.len() - before > MAX_SPLITS {
             splits.truncate(before);
             return length;
         }

@@ -1,7 +1,7 @@
 //! The engine's streams: one or two for each transfer, so that none waits for another's work.
 
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use terrane_core::sync::lock;
@@ -25,7 +25,10 @@ struct Kept {
     idle: Vec<Stream>,
     /// Streams that were returned while their work may still have waited.
     returned_busy: Vec<Stream>,
-    all: Vec<Stream>,
+    /// The streams that several jobs may share: all of them, except those of jobs that wait.
+    shareable: Vec<Stream>,
+    /// The streams that are shared, once for each such job.
+    shared: Vec<Stream>,
     /// The number of streams that exist or are being created.
     made: usize,
     next_shared: usize,
@@ -48,7 +51,7 @@ impl StreamPool {
         let make = |_| Stream::with_priority(context, priority);
         let idle = (0..ready.min(max_streams)).map(make).collect::<Result<Vec<_>, _>>()?;
         let (context, max_streams, made) = (context.clone(), index(max_streams), idle.len());
-        let kept = Mutex::new(Kept { all: idle.clone(), idle, made, ..Kept::default() });
+        let kept = Mutex::new(Kept { shareable: idle.clone(), idle, made, ..Kept::default() });
         Ok(Arc::new(Self { context, priority, max_streams, kept }))
     }
 
@@ -59,14 +62,17 @@ impl StreamPool {
     ///
     /// The errors of creating a stream.
     pub(crate) fn take(self: &Arc<Self>) -> Result<StreamLease, CudaError> {
-        if let Some(own) = self.take_own()? {
+        if let Some(own) = self.take_own(Use::Own)? {
             return Ok(self.lease(own, Use::Own));
         }
         let mut kept = self.kept();
-        let number = kept.next_shared % kept.all.len().max(1);
+        let number = kept.next_shared % kept.shareable.len().max(1);
         kept.next_shared = number + 1;
-        match kept.all.get(number) {
-            Some(stream) => Ok(self.lease(stream.clone(), Use::Shared)),
+        match kept.shareable.get(number).cloned() {
+            Some(stream) => {
+                kept.shared.push(stream.clone());
+                Ok(self.lease(stream, Use::Shared))
+            }
             // Another thread is creating the first one.
             None => {
                 drop(kept);
@@ -82,7 +88,7 @@ impl StreamPool {
     ///
     /// The errors of creating a stream.
     pub(crate) fn take_idle(self: &Arc<Self>) -> Result<Option<StreamLease>, CudaError> {
-        Ok(self.take_own()?.map(|own| self.lease(own, Use::Own)))
+        Ok(self.take_own(Use::Own)?.map(|own| self.lease(own, Use::Own)))
     }
 
     /// Returns an idle stream that exists, for threads that must not create one.
@@ -92,8 +98,8 @@ impl StreamPool {
     }
 
     /// Returns an idle stream for a job that will wait there; `None` if half of all streams already
-    /// carry such jobs. So the job waits for no other job's compute, and streams remain for jobs
-    /// that need not wait.
+    /// carry such jobs. Until the job returns it, no other job shares it. So no job waits for
+    /// another job's compute, and streams remain for jobs that need not wait.
     ///
     /// # Errors
     ///
@@ -106,7 +112,7 @@ impl StreamPool {
             }
             kept.waiting += 1;
         }
-        let own = self.take_own();
+        let own = self.take_own(Use::Waiting);
         if !matches!(own, Ok(Some(_))) {
             self.kept().waiting -= 1;
         }
@@ -115,17 +121,11 @@ impl StreamPool {
 
     /// An idle stream, or a new one, created while other threads take theirs; `None` if there are
     /// enough.
-    fn take_own(&self) -> Result<Option<Stream>, CudaError> {
+    fn take_own(&self, used: Use) -> Result<Option<Stream>, CudaError> {
         {
             let mut kept = self.kept();
-            if let Some(idle) = kept.idle.pop() {
-                return Ok(Some(idle));
-            }
-            // A stream whose query fails stays where it is.
-            if let Some(free) =
-                kept.returned_busy.iter().position(|stream| stream.is_idle().unwrap_or(false))
-            {
-                return Ok(Some(kept.returned_busy.swap_remove(free)));
+            if let Some(free) = kept.take_free(used) {
+                return Ok(Some(free));
             }
             if kept.made >= self.max_streams.max(1) {
                 return Ok(None);
@@ -134,7 +134,9 @@ impl StreamPool {
         }
         match Stream::with_priority(&self.context, self.priority) {
             Ok(stream) => {
-                self.kept().all.push(stream.clone());
+                if used != Use::Waiting {
+                    self.kept().shareable.push(stream.clone());
+                }
                 Ok(Some(stream))
             }
             Err(error) => {
@@ -151,6 +153,32 @@ impl StreamPool {
     fn kept(&self) -> MutexGuard<'_, Kept> {
         lock(&self.kept)
     }
+}
+
+impl Kept {
+    /// Takes a stream that exists and has no job of its own. A job that will wait gets none that
+    /// others share, because their next work would wait too.
+    fn take_free(&mut self, used: Use) -> Option<Stream> {
+        let is_waiting = used == Use::Waiting;
+        let fits = |stream: &Stream| !(is_waiting && position(&self.shared, stream).is_some());
+        let free = if let Some(idle) = self.idle.iter().rposition(fits) {
+            self.idle.remove(idle)
+        } else {
+            // A stream whose query fails stays where it is.
+            let is_free = |stream: &Stream| fits(stream) && stream.is_idle().unwrap_or(false);
+            let free = self.returned_busy.iter().position(is_free)?;
+            self.returned_busy.swap_remove(free)
+        };
+        if is_waiting && let Some(number) = position(&self.shareable, &free) {
+            self.shareable.swap_remove(number);
+        }
+        Some(free)
+    }
+}
+
+/// The place of a stream in a list.
+fn position(streams: &[Stream], stream: &Stream) -> Option<usize> {
+    streams.iter().position(|other| other.handle() == stream.handle())
 }
 
 /// The way in which a stream is lent.
@@ -197,12 +225,23 @@ impl std::ops::Deref for StreamLease {
 
 impl Drop for StreamLease {
     fn drop(&mut self) {
-        if self.used == Use::Shared || self.pool.context.driver().is_of_parent() {
+        if self.pool.context.driver().is_of_parent() {
             return;
         }
-        let mut kept = self.pool.kept();
-        kept.waiting -= usize::from(self.used == Use::Waiting);
-        let kept = &mut *kept;
+        let kept = &mut *self.pool.kept();
+        match self.used {
+            Use::Own => {}
+            Use::Waiting => {
+                kept.waiting -= 1;
+                kept.shareable.push(self.stream.clone());
+            }
+            Use::Shared => {
+                if let Some(number) = position(&kept.shared, &self.stream) {
+                    kept.shared.swap_remove(number);
+                }
+                return;
+            }
+        }
         let returned = if self.is_held { &mut kept.returned_busy } else { &mut kept.idle };
         returned.push(self.stream.clone());
     }
@@ -272,15 +311,13 @@ impl JobStreams {
     /// The reason why it is unknown whether the work has ended, after repeated queries.
     pub(crate) fn wait_idle(&mut self) -> Result<(), CudaError> {
         let mut backoff = Backoff::default();
-        let mut unknown = 0;
+        let mut unanswered = UnansweredQueries::default();
         loop {
             match self.state() {
                 StreamState::Idle => return Ok(()),
-                StreamState::Busy => unknown = 0,
-                StreamState::Unknown(error) if unknown == MAX_UNANSWERED_QUERIES => {
-                    return Err(error);
-                }
-                StreamState::Unknown(_) => unknown += 1,
+                StreamState::Busy => unanswered = UnansweredQueries::default(),
+                StreamState::Unknown(error) if unanswered.last_too_long() => return Err(error),
+                StreamState::Unknown(_) => {}
             }
             backoff.take();
         }
@@ -298,8 +335,18 @@ pub(crate) enum StreamState {
     Unknown(CudaError),
 }
 
-/// The maximum number of queries without an answer: with the sleeps between, some seconds.
-pub(crate) const MAX_UNANSWERED_QUERIES: u32 = 256;
+/// The time of the first of the latest queries that the driver did not answer. A number of queries
+/// would depend on the thread, because some threads query much more often.
+#[derive(Debug, Default)]
+pub(crate) struct UnansweredQueries(Option<Instant>);
+
+impl UnansweredQueries {
+    /// Records another such query. Returns whether the first one was too long ago.
+    pub(crate) fn last_too_long(&mut self) -> bool {
+        const LONGEST: Duration = Duration::from_secs(3);
+        self.0.get_or_insert_with(Instant::now).elapsed() > LONGEST
+    }
+}
 
 /// Sleeps between queries. Each sleep is longer than the one before.
 #[derive(Debug, Default)]

@@ -85,7 +85,8 @@ impl DeviceEngine {
             Ok(None) => self.submit_now(submission, false, None),
             Ok(Some(order_event)) if is_empty => {
                 submission.end_with(order_event);
-                self.submit_now(submission, false, None);
+                submission.job().start();
+                self.all_submitted(submission, None);
             }
             Ok(Some(order_event)) => {
                 let (predicted, submission) = (submission.job().predicted(), Box::new(submission));
@@ -134,6 +135,12 @@ impl DeviceEngine {
                 }
             }
         }
+        self.all_submitted(submission, due);
+    }
+
+    /// Hands a job without further chunks to the completion threads.
+    fn all_submitted(&self, submission: Submission, due: Option<DueTime>) {
+        let predicted = submission.job().predicted();
         match submission.into_in_flight(&self.shared, predicted, due) {
             Ok(in_flight) => {
                 in_flight.invite();

@@ -21,8 +21,9 @@ pub(crate) struct QueuedJob {
     pub(crate) slot: QueueSlot,
 }
 
-/// A job that is enqueued when its order is satisfied. Until then it has no stream, no buffer and
-/// no entry in a direction's queue.
+/// A job that is enqueued when its order is satisfied. Until then it has no stream to copy
+/// on, no buffer and no entry in a direction's queue. A small job that found no stream to wait on
+/// keeps its memory for block lists and checksums.
 pub(crate) struct WaitingJob {
     pub(crate) order_event: OrderEvent,
     pub(crate) submission: Box<Submission>,

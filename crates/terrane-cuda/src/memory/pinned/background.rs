@@ -1,6 +1,7 @@
 //! Pinned memory that is usable while a background thread prepares it.
 
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
@@ -170,8 +171,7 @@ impl Drop for Rising {
             && thread.thread().id() != std::thread::current().id()
         {
             // No join if the thread itself calls a waker that drops the memory. The thread's return
-            // value then drops as the thread ends. If the thread panicked, the unwinding
-            // unregistered its steps.
+            // value then drops as the thread ends.
             drop(thread.join());
         }
     }
@@ -188,16 +188,28 @@ struct Raise {
 }
 
 impl Raise {
-    /// Registers the memory step by step, as it is touched.
     fn run(self, producer: BringUpProducer<CudaError>) -> Registered {
         let mut registrations = Registrations::none(&self.context, self.step);
+        // Only foreign code can panic, such as a subscriber of `tracing`. The unwinding drops the
+        // producer, which reports the end. The usable prefix stays registered.
+        let run = AssertUnwindSafe(|| self.register_all(&mut registrations, producer));
+        drop(catch_unwind(run));
+        Registered { _registrations: registrations, _memory: self.memory }
+    }
+
+    /// Registers the memory step by step, as it is touched.
+    fn register_all(
+        &self,
+        registrations: &mut Registrations,
+        producer: BringUpProducer<CudaError>,
+    ) {
         let (mut registered, mut refusal) = (ByteCount::ZERO, None);
         let touched =
             self.system.touch_from_the_front(&self.memory, self.step, &producer, |prefix| {
                 if refusal.is_some() || producer.is_cancelled() {
                     return;
                 }
-                match self.register(&mut registrations, registered, prefix) {
+                match self.register(registrations, registered, prefix) {
                     Ok(()) => {
                         registered = prefix;
                         if registered >= self.memory.length() {
@@ -226,7 +238,6 @@ impl Raise {
                 producer.complete();
             }
         }
-        Registered { _registrations: registrations, _memory: self.memory }
     }
 
     /// Registers the bytes between two steps.

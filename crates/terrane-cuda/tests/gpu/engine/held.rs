@@ -6,13 +6,14 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use terrane_core::BoxedCause;
+use terrane_core::{BoxedCause, ByteCount};
 use terrane_cuda::{CopyPath, DeviceEngine, DeviceEngineOptions, Event, Stream, Timing};
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
+use terrane_transfer::calibration::{Calibration, Direction};
 use terrane_transfer::{
     Checksums, Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Transfer,
     TransferError, TransferManager, TransferOptions, TransferPlan,
@@ -125,6 +126,80 @@ fn large_transfers_that_wait_delay_no_other() {
 fn transfers_with_checksums_that_wait_delay_no_other() {
     let name = "transfers_with_checksums_that_wait_delay_no_other";
     check_others_continue(name, CopyPath::Direct, 1, true);
+}
+
+/// All streams but the one of the waiting transfer are in use. Further transfers share these, and
+/// not that one.
+#[test]
+fn no_transfer_shares_a_stream_that_waits() {
+    let name = "no_transfer_shares_a_stream_that_waits";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
+    };
+    // Only one copy, and the staged path.
+    let mut calibration = Calibration::built_in();
+    let mut cost = *calibration.cost(Direction::ToHost, CopyPath::Direct).unwrap();
+    cost.fixed = Duration::from_secs(1);
+    for path in [CopyPath::Direct, CopyPath::CopyEach, CopyPath::Batched] {
+        calibration.set(Direction::ToHost, path, cost);
+    }
+    let options = DeviceEngineOptions {
+        calibration: Some(calibration),
+        streams: NonZeroU32::new(2).unwrap(),
+        scratch_bytes: ByteCount::kib(64),
+        ..DeviceEngineOptions::default()
+    };
+    let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+    let manager = TransferManager::new([fixture.engine()]).with_spin(Duration::ZERO);
+    let shape = config(64, 8, 16);
+    let contiguous = fixture.endpoint(DEVICE, shape, LayoutKind::FullyContiguous);
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    let room = large_memory(&context);
+    let stream = Stream::new(&context).unwrap();
+    let held = driver.hold(stream.handle());
+    keep_busy(&stream, &room);
+    let small = Transfer::new(&contiguous, &there).blocks(&[63], &[63]);
+    let waiting = manager.submit(small.device_order(after(&stream)), ()).unwrap();
+    // Each of these wants two streams, and the engine has one left.
+    let ids: Vec<u32> = (0..63).collect();
+    for _ in 0..2 {
+        let large = ordered(Transfer::new(&here, &there), &here, &there).blocks(&ids, &ids);
+        assert_eq!(manager.explain(&large).unwrap().path(), CopyPath::Staged.name());
+        must_end(manager.submit(large, ()).unwrap());
+    }
+    assert!(!waiting.has_ended());
+    drop(held);
+    must_end(waiting);
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+/// Such a transfer has only its order to wait for.
+#[test]
+fn a_transfer_of_no_bytes_takes_no_stream() {
+    let name = "a_transfer_of_no_bytes_takes_no_stream";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
+    };
+    let fixture = Fixture::new(&context, DeviceEngineOptions::default(), &[DEVICE, PINNED]);
+    let manager = fixture.manager();
+    let shape = config(2, 2, 16);
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    let room = large_memory(&context);
+    let stream = Stream::new(&context).unwrap();
+    let held = driver.hold(stream.handle());
+    keep_busy(&stream, &room);
+    let before = context.usage().streams;
+    let empty = || Transfer::new(&here, &there).blocks(&[], &[]).device_order(after(&stream));
+    let waiting: Vec<_> = (0..6).map(|_| manager.submit(empty(), ()).unwrap()).collect();
+    assert!(waiting.iter().all(|completion| !completion.has_ended()));
+    assert_eq!(context.usage().streams, before);
+    drop(held);
+    waiting.into_iter().for_each(must_end);
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
 /// A transfer that is cancelled before its order is satisfied leaves a stream that waits for that

@@ -10,6 +10,7 @@ mod faults;
 pub mod fixture;
 mod held;
 mod orders;
+mod orphans;
 mod panics;
 mod paths;
 mod peers;

@@ -1,4 +1,5 @@
-//! Transfers with pinned memory that is still in preparation, or only partly pinned.
+//! Transfers with pinned memory that is still in preparation, only partly pinned, or registered in
+//! many parts.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use terrane_testkit::conformance::copy_engine::{check_transfer, ordered};
 use terrane_testkit::model::Image;
 use terrane_transfer::{Declined, Endpoint, Transfer, TransferError};
 
-use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
+use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config, endpoint};
 use crate::faults;
 use crate::needs::{LITTLE, device};
 
@@ -99,5 +100,33 @@ fn completely_prepared_memory_is_copied_by_every_path() {
     assert_eq!(explained.path(), CopyPath::Direct.name());
     Image::scribble(&here, access, 4);
     check_transfer(&manager, access, (&here, &all), (&there, &all), 0..8);
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+/// However many registrations the memory has, no copy crosses the border between two of them.
+#[test]
+fn copies_are_split_at_each_of_thousands_of_registrations() {
+    let name = "copies_are_split_at_each_of_thousands_of_registrations";
+    let Some(context) = device(name, LITTLE) else { return };
+    let page = ByteCount::kib(4);
+    let options =
+        PinnedOptions { unit: page, largest_registration: page, ..PinnedOptions::default() };
+    let pinned = PinnedAllocator::new(&context, options).unwrap();
+    // Blocks of one page.
+    let (shape, contiguous) = (config(4200, 2, 4), LayoutKind::FullyContiguous);
+    let before = context.usage().registered.count;
+    let there = endpoint(&pinned, shape, contiguous);
+    if context.usage().registered.count - before < 4200 {
+        return eprintln!("skipped: {name}: this driver or system registers no single pages");
+    }
+    let options =
+        DeviceEngineOptions { path: Some(CopyPath::Contiguous), ..DeviceEngineOptions::default() };
+    let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+    let (manager, access) = (fixture.manager(), fixture.access());
+    let here = fixture.endpoint(DEVICE, shape, contiguous);
+    Image::scribble(&here, access, 2);
+    let ids: Vec<u32> = (4095..4105).collect();
+    check_transfer(&manager, access, (&here, &ids), (&there, &ids), 0..2);
+    check_transfer(&manager, access, (&there, &ids), (&here, &ids), 0..2);
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }

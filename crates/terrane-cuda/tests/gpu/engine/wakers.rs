@@ -16,7 +16,7 @@ use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::SimulatedCuda;
-use terrane_transfer::{Completion, Layers, Transfer, TransferManager};
+use terrane_transfer::{Completion, DeviceOrder, Layers, Transfer, TransferManager};
 
 use super::fixture::{
     DEVICE, Fixture, HeldStream, LAYERS_APART, PINNED, config, keep_busy, large_memory,
@@ -143,5 +143,46 @@ fn a_guard_may_wait_for_another_transfer() {
     drop(third);
     assert_eq!(came.recv_timeout(TIMEOUT), Ok(true), "it never ends");
     Image::of(&there, fixture.access()).assert_equals(&expected, name);
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+/// One thread polls two short transfers. A guard that it drops waits for the second one, which
+/// another thread then finishes.
+#[test]
+fn a_guard_may_wait_for_a_transfer_that_its_thread_polled() {
+    let name = "a_guard_may_wait_for_a_transfer_that_its_thread_polled";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
+    };
+    let completion_threads = NonZeroU32::new(2).unwrap();
+    let path = Some(CopyPath::Direct);
+    let options =
+        DeviceEngineOptions { path, completion_threads, ..DeviceEngineOptions::default() };
+    let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+    // No waiting thread polls.
+    let manager = TransferManager::new([fixture.engine()]).with_spin(Duration::ZERO);
+    let shape = config(8, 4, 16);
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    Image::scribble(&here, fixture.access(), 3);
+    let room = large_memory(&context);
+    let compute = Stream::new(&context).unwrap();
+    // In some rounds, the other thread has already taken the second transfer.
+    for _ in 0..20 {
+        let held = driver.hold(compute.handle());
+        keep_busy(&compute, &room);
+        let transfer = |id: u32, order: DeviceOrder| {
+            Transfer::new(&here, &there).blocks(&[id], &[id]).device_order(order)
+        };
+        let other = manager.submit(transfer(1, compute.order()), ()).unwrap();
+        let (told, came) = channel();
+        let guard = WaitsForTransfer { other: Some(other), told };
+        let first = transfer(0, DeviceOrder::AlreadySynchronised);
+        drop(manager.submit(first, guard).unwrap());
+        drop(held);
+        assert_eq!(came.recv_timeout(TIMEOUT), Ok(true), "it never ends");
+        compute.synchronize().unwrap();
+    }
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }

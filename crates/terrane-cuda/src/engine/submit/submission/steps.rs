@@ -9,7 +9,7 @@ use terrane_transfer::{CopyFailure, CopyGrid, Side, TransferPlan};
 
 use crate::engine::checksums::job_sums::ChunkOrder;
 use crate::engine::complete::failed_job::engine_failure;
-use crate::engine::geometry::chunker::{ChunkRamp, Chunker};
+use crate::engine::geometry::chunker::{ChunkRamp, Chunker, bytes_of_launch};
 use crate::engine::geometry::index;
 use crate::engine::geometry::packing::{
     Chunk, Packing, PackingOrder, packing_for, runs_are_blocks, staged_side,
@@ -359,6 +359,7 @@ impl Steps {
         };
         let packing = Packing::unpacked(grids, layer_by_layer);
         let limit = if layer_by_layer { limit.get().min(LAYERS_TOGETHER) } else { limit.get() };
+        let limit = bytes_of_launch(limit, grids.iter().map(|grid| grid.bytes.get()));
         // A layer of a block is copied whole, whatever its length.
         let limit = limit.max(packing.of_layer());
         match Chunker::new(packing, pairs_of(plan), limit, ChunkRamp::Flat) {
@@ -405,7 +406,8 @@ impl Staged {
         let side = staged_side(direction);
         let ramp = if side == Side::Destination { ChunkRamp::Up } else { ChunkRamp::Down };
         let packing = packing_for(plan, grids, side, layer_by_layer)?;
-        let largest = shared.options.scratch_bytes.get();
+        let cells = grids.iter().map(|grid| grid.bytes.get());
+        let largest = bytes_of_launch(shared.options.scratch_bytes.get(), cells);
         let largest = if layer_by_layer {
             largest.min(LAYERS_TOGETHER.max(packing.of_layer()))
         } else {
