@@ -214,3 +214,23 @@ def test_options_of_sglang_that_cannot_be_are_errors_at_the_start(directory, cap
         assert [record.getMessage() for record in caplog.records] == [
             "the extra config has 'timeouts', which is not an option; did you mean 'timeout_s'?"
         ]
+
+
+@pytest.mark.parametrize("mla", [False, True])
+def test_pages_of_another_byte_order_are_refused(directory, mla):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        def opened(**options):
+            made = Sglang(module, directory, mla=mla, **options)
+            made.pool.layout = "layer_first"
+            return made
+
+        first = opened()
+        assert first.storage.batch_set([first.key(1)], [Tensor(adapters.content(1))])
+        first.close()
+        again = opened(interface_v1=1)
+        if mla:
+            assert again.storage.exists(again.key(1))
+        else:
+            with pytest.raises(terrane_kv.NamespaceError, match="page_order"):
+                again.storage._open()
+        again.close()

@@ -143,6 +143,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
             "page_size": getattr(self.mem_pool_host, "page_size", 1),
             "dtype": str(getattr(self.mem_pool_host, "dtype", None)),
             "layout": getattr(self.mem_pool_host, "layout", None),
+            "page_order": self._page_order(),
             "parallel": sizes,
             "context_parallel_decoding": [
                 # If ranks share a store, their keys contain the rank.
@@ -187,6 +188,13 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 store.close()
                 raise
         return store
+
+    def _page_order(self):
+        """How a page of the pool KV is stored, if the two interfaces of SGLang store its bytes in different orders."""
+        if getattr(self.mem_pool_host, "layout", None) != "layer_first" or self._config.is_mla_model:
+            return None
+        # The keys and values of each layer alternate in spans. The older interface stores the keys of all layers first.
+        return "spans" if self._extra.get("interface_v1") else "flat"
 
     def _opened(self):
         """The store, or None if it cannot be opened. The failure is logged once, and each page is then a miss."""
