@@ -142,11 +142,13 @@ def test_sglang_s_groups_of_dp_attention_divide_the_capacity(directory, is_state
             group.close()
 
 
-def stated(**numbers):
-    """Makes SGLang's context of the process return these numbers."""
+def stated(model=None, **numbers):
+    """Makes SGLang's context of the process return these numbers, and these values of the model."""
     module = types.ModuleType("sglang.srt.runtime_context")
     module.get_parallel = lambda: types.SimpleNamespace(**numbers)
+    module.get_model = lambda: types.SimpleNamespace(**model or {})
     sys.modules[module.__name__] = module
+    sys.modules["sglang.srt"].runtime_context = module
 
 
 def test_a_replica_of_sglang_prefers_its_own_number(directory):
@@ -233,4 +235,45 @@ def test_pages_of_another_byte_order_are_refused(directory, mla):
         else:
             with pytest.raises(terrane_kv.NamespaceError, match="page_order"):
                 again.storage._open()
+        again.close()
+
+
+@pytest.mark.parametrize("is_option", [False, True])
+def test_types_of_8_bits_are_told_apart(directory, is_option):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        def opened(dtype):
+            options = {"kv_dtype": dtype} if is_option and dtype else {}
+            if not is_option and dtype:
+                stated({"kv_cache_dtype": dtype})
+            made = Sglang(module, directory, **options)
+            # SGLang's pools have this type for each type of 8 bits.
+            made.pool.dtype = "torch.uint8"
+            return made
+
+        with pytest.raises(ValueError, match="set `kv_dtype`"):
+            opened(None).storage._open()
+        first = opened("fp8_e4m3")
+        assert first.store([1])
+        first.close()
+        with pytest.raises(terrane_kv.NamespaceError, match="kv_dtype"):
+            opened("fp8_e5m2").storage._open()
+        again = opened("fp8_e4m3")
+        assert again.load([1]) == [True]
+        again.close()
+
+
+@pytest.mark.parametrize(("option", "field"), [("model_path", "model_path"), ("revision", "model_revision")])
+def test_two_models_with_one_alias_are_told_apart(directory, option, field):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        model = {"model_path": "org/chat-7b", "revision": "main"}
+        stated(model)
+        first = Sglang(module, directory, model="chat")
+        assert first.store([1])
+        first.close()
+        stated({**model, option: "other"})
+        with pytest.raises(terrane_kv.NamespaceError, match=field):
+            Sglang(module, directory, model="chat").storage._open()
+        stated(model)
+        again = Sglang(module, directory, model="chat")
+        assert again.load([1]) == [True]
         again.close()

@@ -29,7 +29,8 @@ from terrane_kv.sharing import Client, RefusedError, Seldom, Server
 logger = logging.getLogger("terrane_kv")
 
 OPTIONS = (
-    "root_dir", "capacity", "memory", "engines", "engine", "dp_groups", "revision", "rope_scaling", "timeout_s"
+    "root_dir", "capacity", "memory", "engines", "engine", "dp_groups", "kv_dtype", "revision", "rope_scaling",
+    "timeout_s",
 )
 READY = 2
 # The time after which a rank that cannot connect to rank 0 logs a warning.
@@ -59,6 +60,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
     - `engines`: the number of SGLang servers, or replicas of `--dp-size`, that share `root_dir`. Each opens a folder
       that no other process owns. `engine`, the number of this server, selects one folder.
     - `dp_groups`: the number of groups of dp attention, if SGLang does not pass it.
+    - `kv_dtype`: the type of the cache's elements, such as "fp8_e4m3", if SGLang does not pass it. SGLang's pools of all
+      types of 8 bits have one type.
     - `revision`, `rope_scaling`: set them if two models of the same name differ in them.
     - `timeout_s`: a page that takes longer is a miss (default 30).
 
@@ -142,6 +145,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
             "pools": pools,
             "page_size": getattr(self.mem_pool_host, "page_size", 1),
             "dtype": str(getattr(self.mem_pool_host, "dtype", None)),
+            "kv_dtype": self._kv_dtype(),
             "layout": getattr(self.mem_pool_host, "layout", None),
             "page_order": self._page_order(),
             "parallel": sizes,
@@ -152,6 +156,9 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 getattr(config, "logical_page_size", None),
             ],
             "split_heads": [config.tp_lcm_size, config.should_split_heads],
+            # The model's name may be the alias that clients use (--served-model-name).
+            "model_path": _stated("get_model", "model_path"),
+            "model_revision": _stated("get_model", "revision"),
             "revision": self._extra.get("revision"),
             "rope_scaling": self._extra.get("rope_scaling"),
         }
@@ -188,6 +195,18 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 store.close()
                 raise
         return store
+
+    def _kv_dtype(self):
+        """The type of the cache's elements, if the pools do not have it: they store types of 8 bits and less as uint8."""
+        if not any(str(getattr(pool, "dtype", None)) == "torch.uint8" for pool in self.registered_pools.values()):
+            return None
+        dtype = self._extra.get("kv_dtype") or _stated("get_model", "kv_cache_dtype")
+        if dtype is None:
+            raise ValueError(
+                "the host pool has elements of uint8, and SGLang does not pass their type; set `kv_dtype` in the extra "
+                "config to the value of --kv-cache-dtype, for example fp8_e4m3"
+            )
+        return dtype
 
     def _page_order(self):
         """How a page of the pool KV is stored, if the two interfaces of SGLang store its bytes in different orders."""
@@ -412,14 +431,19 @@ def _seconds(timeout):
 
 def _parallel(name):
     """A rank or a size from SGLang's context of this process, or None."""
-    try:
-        from sglang.srt.runtime_context import get_parallel
+    value = _stated("get_parallel", name)
+    return value if isinstance(value, int) else None
 
-        value = getattr(get_parallel(), name)
+
+def _stated(part, name):
+    """A value in a part of SGLang's context of this process, or None."""
+    try:
+        from sglang.srt import runtime_context
+
+        return getattr(getattr(runtime_context, part)(), name)
     except Exception:
         # The context raises errors of several types for an unknown name, or before SGLang has started.
         return None
-    return value if isinstance(value, int) else None
 
 
 def _leading(flags):
