@@ -188,7 +188,7 @@ def test_an_sglang_whose_store_cannot_be_opened_misses(directory, caplog):
         assert other.load([1]) == [None] and not other.store([1]) and not other.storage.exists(other.key(1))
         assert caplog.text.count("cannot be opened") == 1
         with pytest.raises(terrane_kv.InUseError):
-            other.storage.on_host_pools_registered()
+            other.storage._open()
         owner.close()
         other.close()
 
@@ -277,3 +277,26 @@ def test_two_models_with_one_alias_are_told_apart(directory, option, field):
         again = Sglang(module, directory, model="chat")
         assert again.load([1]) == [True]
         again.close()
+
+
+def test_a_pool_that_sglang_registers_last_has_its_pages(directory):
+    with installed("sglang", "0.5.23") as module:
+        made = Sglang(module, directory)
+        draft, name = Pool(size=8192), made.types.PoolName.DRAFT
+        made.storage.on_host_pools_registered()
+        made.storage.register_mem_host_pool_v2(draft, name)
+        assert made.store([1, 2])
+        keys = [made.key(1), made.key(2)]
+        transfer = made.types.PoolTransfer(
+            name=name, keys=keys, host_indices=draft.indices([0, 1]), hit_policy=made.types.PoolHitPolicy.ALL_PAGES
+        )
+        assert made.storage.batch_set_v2([transfer]) == {name: [True, True]}
+        assert made.storage.batch_exists_v2(keys, [transfer]).kv_hit_pages == 2
+        made.close()
+
+
+def test_options_that_the_ranks_show_to_be_wrong_are_errors_once_all_pools_are_known(directory):
+    with installed("sglang", "0.5.23") as module:
+        made = Sglang(module, directory, changes={"dp_rank": 1})
+        with pytest.raises(ValueError, match="dp_groups"):
+            made.storage.on_host_pools_registered()

@@ -82,7 +82,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
             near = difflib.get_close_matches(name, OPTIONS, 1, 0.8)
             if near and name not in OPTIONS:
                 logger.warning("the extra config has %r, which is not an option; did you mean %r?", name, near[0])
-        # Older releases of SGLang open the store with the first page. Invalid options are reported at the start.
+        # The store is opened with the first page. Invalid options are reported at the start.
         capacity_bytes(extra["capacity"])
         if extra.get("memory"):
             capacity_bytes(extra["memory"])
@@ -102,7 +102,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         # The group of each pool, once the store is open.
         self._groups = {}
 
-    # Host pools: the store is opened once all of them are known.
+    # Host pools: the store is opened with the first page, once all of them are known.
 
     def register_mem_pool_host(self, mem_pool_host):
         super().register_mem_pool_host(mem_pool_host)
@@ -112,7 +112,9 @@ class TerraneHiCacheStorage(HiCacheStorage):
         self.registered_pools[host_pool_name] = host_pool
 
     def on_host_pools_registered(self):
-        self._open()
+        # SGLang registers the pools of a draft model later, so the store is not opened yet.
+        self._engines()
+        self._kv_dtype()
 
     def _open(self):
         with self._lock:
