@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 import types
 
 import numpy
@@ -300,3 +301,27 @@ def test_options_that_the_ranks_show_to_be_wrong_are_errors_once_all_pools_are_k
         made = Sglang(module, directory, changes={"dp_rank": 1})
         with pytest.raises(ValueError, match="dp_groups"):
             made.storage.on_host_pools_registered()
+
+
+def test_a_store_that_is_freed_is_opened_after_a_pause(directory, monkeypatch, caplog):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        owner, other = Sglang(module, directory), Sglang(module, directory)
+        assert owner.store([1]) and other.load([1]) == [None]
+        owner.close()
+        assert other.load([1]) == [None], "the pause has not ended"
+        monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 31)
+        assert other.load([1]) == [True]
+        assert caplog.text.count("opened again after 30 seconds") == 1
+        other.close()
+
+
+def test_a_store_of_another_namespace_stays_refused(directory, monkeypatch, caplog):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        first = Sglang(module, directory, revision="one")
+        assert first.store([1])
+        first.close()
+        other = Sglang(module, directory, revision="two")
+        assert other.load([1]) == [None]
+        monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 31)
+        assert other.load([1]) == [None] and caplog.text.count("cannot be opened") == 1
+        other.close()

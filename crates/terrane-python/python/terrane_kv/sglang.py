@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from terrane_kv import keys as key_seeds
 from terrane_kv import sharing
-from terrane_kv._native import Blocks, StoreError
+from terrane_kv._native import Blocks, NamespaceError, StoreError
 from terrane_kv.folders import capacity_bytes, namespace_name, open_unowned, rank_folder
 from terrane_kv.sharing import Client, RefusedError, Seldom, Server
 
@@ -95,7 +95,10 @@ class TerraneHiCacheStorage(HiCacheStorage):
         self._is_shared = bool(storage_config.is_mla_model) and storage_config.tp_size > 1
         self._store = None
         self._server = None
+        # A failure to open the store is final, or the store is opened again after this time.
         self._is_refused = False
+        self._rests_until = 0.0
+        self._openings = Seldom()
         # Lookups and moves fail separately: a lookup needs no memory.
         self._lookups, self._moves = _Outage(), _Outage()
         self._is_told = False
@@ -218,14 +221,26 @@ class TerraneHiCacheStorage(HiCacheStorage):
         return "spans" if self._extra.get("interface_v1") else "flat"
 
     def _opened(self):
-        """The store, or None if it cannot be opened. The failure is logged once, and each page is then a miss."""
+        """The store, or None if it cannot be opened. Each page is then a miss.
+
+        The failure is logged. It is final if the options or the namespace are wrong. Otherwise, a call tries again after
+        `REST_S` seconds, because another process may end or free space.
+        """
+        if self._store is not None:
+            return self._store
+        if self._is_refused or time.monotonic() < self._rests_until:
+            return None
         try:
-            return None if self._is_refused else self._open()
+            return self._open()
         except Exception as error:
-            self._is_refused = True
+            self._rests_until = time.monotonic() + sharing.REST_S
             # The texts of these errors contain a remedy.
             is_known = isinstance(error, (StoreError, ValueError, OSError))
-            logger.error("the store cannot be opened; no page is stored or loaded: %s", error, exc_info=not is_known)
+            self._is_refused = not is_known or isinstance(error, (NamespaceError, ValueError))
+            if self._is_refused or self._openings.is_due():
+                what = "the store cannot be opened; no page is stored or loaded"
+                until = "" if self._is_refused else f"; it is opened again after {sharing.REST_S:g} seconds"
+                logger.error("%s: %s%s", what, error, until, exc_info=not is_known)
             return None
 
     def _engines(self):
