@@ -56,6 +56,24 @@ class Tensor:
         return Tensor(numpy.ascontiguousarray(self.array))
 
 
+class CopiedPool(Pool):
+    """A pool whose layout has no zero-copy form, like SGLang's Mamba pool with `layer_first`."""
+
+    error = ValueError
+
+    def get_page_buffer_meta(self, indices):
+        raise self.error("zero-copy requires page_first")
+
+    def get_data_page(self, index, flat=True):
+        return Tensor(self.kv_buffer[:, index // self.page_size].ravel())
+
+    def get_dummy_flat_data_page(self):
+        return Tensor(numpy.zeros(2 * self.half, dtype=numpy.uint8))
+
+    def set_from_flat_data_page(self, index, page):
+        self.kv_buffer[:, index // self.page_size] = page.array.reshape(2, self.half)
+
+
 def test_sglang_s_older_interface(sglang):
     pages = [Tensor(adapters.content(number).view(numpy.uint16)) for number in (1, 2)]
     keys = [sglang.key(1), sglang.key(2)]
@@ -325,3 +343,39 @@ def test_a_store_of_another_namespace_stays_refused(directory, monkeypatch, capl
         monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 31)
         assert other.load([1]) == [None] and caplog.text.count("cannot be opened") == 1
         other.close()
+
+
+@pytest.mark.parametrize("error", [ValueError, NotImplementedError])
+def test_pages_of_a_pool_without_zero_copy_are_copied(sglang, error):
+    storage, name = sglang.storage, sglang.types.PoolName.MAMBA
+    pool = CopiedPool(size=8192)
+    pool.error = error
+    storage.register_mem_host_pool_v2(pool, name)
+    assert sglang.store([1, 2])
+    for page in (0, 1):
+        pool.write(page, 50 + page)
+    keys = [sglang.key(number) for number in (1, 2, 3)]
+
+    def transfer(keys, pages):
+        return sglang.types.PoolTransfer(
+            name=name, keys=keys, host_indices=pool.indices(pages), hit_policy=sglang.types.PoolHitPolicy.ALL_PAGES
+        )
+
+    assert storage.batch_set_v2([transfer(keys[:2], [0, 1])]) == {name: [True, True]}
+    assert storage.batch_exists_v2(keys, [transfer(keys, [0, 1, 2])]).kv_hit_pages == 2
+    pool.kv_buffer[:] = 0
+    assert storage.batch_get_v2([transfer(keys, [5, 3, 4])]) == {name: [True, True, False]}
+    assert pool.holds(5, 50) and pool.holds(3, 51) and not pool.kv_buffer[:, 4].any()
+    # Too few indices, and a pool that fails.
+    assert storage.batch_set_v2([transfer(keys, [0, 1])]) == {name: [False] * 3}
+    pool.set_from_flat_data_page = lambda index, page: 1 / 0
+    assert storage.batch_get_v2([transfer(keys, [5, 3, 4])]) == {name: [False] * 3}
+
+
+def test_the_older_interface_has_each_page_of_a_pool_without_memory(sglang):
+    sglang.pool.kv_buffer = None
+    keys, page = [sglang.key(1), sglang.key(2)], Tensor(numpy.zeros(0, dtype=numpy.uint8))
+    assert sglang.storage.batch_set(keys, [page, page]) and sglang.storage.set(keys[0], page)
+    assert sglang.storage.batch_exists(keys) == 2 and sglang.storage.exists(keys[0])
+    assert sglang.storage.batch_get(keys, [page, page]) == [page, page]
+    assert sglang.storage.get(keys[0], page) is page

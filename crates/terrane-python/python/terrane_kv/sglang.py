@@ -317,7 +317,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
             )
 
     def exists(self, key):
-        return self._ready([key])[0]
+        return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys, extra_info=None):
         if _is_logical(self.mem_pool_host):
@@ -369,7 +369,31 @@ class TerraneHiCacheStorage(HiCacheStorage):
         if _is_logical(memory):
             return [True] * len(keys)
 
-        return self._run(verb, pool, keys, lambda: (*memory.get_page_buffer_meta(host_indices), memory))
+        # A pool whose layout has no zero-copy form copies each page.
+        copies = {}
+
+        def spans():
+            found = _spans_in(memory, host_indices)
+            if found is not None:
+                return (*found, memory)
+            copies.update(_copies(verb, memory, host_indices, len(keys)))
+            return _memory(list(copies.values()))
+
+        done = self._run(verb, pool, keys, spans)
+        if verb == "get" and any(done):
+            done = self._filled(memory, copies, done)
+        return done
+
+    def _filled(self, memory, copies, done):
+        """Copies loaded pages to their places in a pool, and returns the results."""
+        try:
+            for (index, page), is_done in zip(copies.items(), done):
+                if is_done:
+                    memory.set_from_flat_data_page(index, page)
+        except Exception as error:
+            self._failed(self._moves, f"{len(copies)} pages could not be copied to a pool", error)
+            return [False] * len(done)
+        return done
 
     def _run(self, verb, pool, keys, memory):
         """Runs a job on the pointers and sizes that `memory` returns with their owner, and waits for it."""
@@ -410,6 +434,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
     def batch_get(self, keys, target_locations=None, target_sizes=None):
         if not target_locations or any(tensor is None for tensor in target_locations):
             return [None] * len(keys)
+        if _is_logical(self.mem_pool_host):
+            return list(target_locations)
         done = self._run("get", PoolName.KV, keys, lambda: _memory(target_locations))
         return [tensor if is_done else None for tensor, is_done in zip(target_locations, done)]
 
@@ -419,6 +445,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
     def batch_set(self, keys, values=None, target_locations=None, target_sizes=None):
         if values is None or any(tensor is None for tensor in values):
             return False
+        if _is_logical(self.mem_pool_host):
+            return True
         return all(self._run("put", PoolName.KV, keys, lambda: _memory([it.contiguous() for it in values])))
 
     def clear(self):
@@ -474,16 +502,31 @@ def _is_logical(pool):
 
 def _page_bytes(pool):
     """The bytes of one page of a host pool."""
-    meta = getattr(pool, "get_page_buffer_meta", None)
-    if meta is not None:
-        page_size = getattr(pool, "page_size", 1) or 1
-        try:
-            return sum(meta(torch.arange(page_size))[1])
-        except (NotImplementedError, ValueError):
-            # This pool layout has no zero-copy form, so pages are copied one by one.
-            pass
+    spans = _spans_in(pool, torch.arange(getattr(pool, "page_size", 1) or 1))
+    if spans is not None:
+        return sum(spans[1])
     page = pool.get_dummy_flat_data_page()
     return page.numel() * page.element_size()
+
+
+def _spans_in(pool, indices):
+    """The pointers and sizes of pages in a host pool, or None if its layout has no zero-copy form."""
+    meta = getattr(pool, "get_page_buffer_meta", None)
+    try:
+        return meta and meta(indices)
+    except (NotImplementedError, ValueError):
+        return None
+
+
+def _copies(verb, pool, indices, count):
+    """For each page, the index of its first token and a tensor: its bytes for a put, and room for them for a get."""
+    tokens = len(indices) // count
+    if tokens * count != len(indices) or tokens == 0:
+        raise ValueError(f"{len(indices)} host indices for {count} pages")
+    firsts = [int(index) for index in indices[::tokens]]
+    if verb == "put":
+        return {index: pool.get_data_page(index).contiguous() for index in firsts}
+    return {index: pool.get_dummy_flat_data_page() for index in firsts}
 
 
 def _memory(tensors):
