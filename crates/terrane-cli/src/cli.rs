@@ -61,6 +61,7 @@ pub(crate) fn run(
     };
     match dispatch(&arguments.command, restart, output) {
         Ok(status) => status,
+        // The live view of `top` writes to the terminal itself, and has no verdict.
         Err(failure) if failure.is_closed_pipe() => ExitStatus::Success,
         Err(failure) => {
             output.complain(&format!("terrane: {failure}"));
@@ -75,7 +76,6 @@ fn refuse(error: &clap::Error, output: &mut Output<'_>) -> ExitStatus {
     if !error.use_stderr() {
         return match output.text(&text) {
             Ok(()) => ExitStatus::Success,
-            Err(failure) if failure.is_closed_pipe() => ExitStatus::Success,
             Err(_) => ExitStatus::Failure,
         };
     }
@@ -153,6 +153,33 @@ mod tests {
             let text = String::from_utf8(error).unwrap();
             assert_eq!(status, ExitStatus::Usage);
             assert!(text.contains("Commands:") && text.contains("Usage: terrane"), "{text}");
+        }
+    }
+
+    /// Standard output whose reader has ended.
+    struct ClosedPipe;
+
+    impl std::io::Write for ClosedPipe {
+        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+            Err(std::io::ErrorKind::BrokenPipe.into())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_closed_pipe_keeps_the_status_of_the_result() {
+        let restart = Restart::of_this_executable();
+        for (check, expected) in
+            [(&[][..], ExitStatus::Success), (&["--check"], ExitStatus::LimitHit)]
+        {
+            let arguments = ["terrane", "plan", "llama-3.1-8b", "--machine", "l4"];
+            let arguments = arguments.iter().chain(["--gpu-mem", "8TiB"].iter()).chain(check);
+            let mut error = Vec::new();
+            let status = run(arguments, &restart, &mut Output::new(ClosedPipe, &mut error, false));
+            assert_eq!((status, error.as_slice()), (expected, &b""[..]));
         }
     }
 

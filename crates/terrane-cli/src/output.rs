@@ -24,9 +24,15 @@ impl<'a> Output<'a> {
     }
 
     /// Prints text that ends with a line break.
+    ///
+    /// If the reader has closed the pipe, as `head` does, the text is dropped. The exit status still
+    /// has the verdict.
     pub(crate) fn text(&mut self, text: &str) -> Result<(), Failure> {
-        self.out.write_all(text.as_bytes())?;
-        Ok(self.out.flush()?)
+        let written = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
+        match written {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            written => Ok(written?),
+        }
     }
 
     /// Prints a value as JSON.

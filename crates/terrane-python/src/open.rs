@@ -52,14 +52,23 @@ impl OpenStore {
         self.store.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The store, unless it is closed.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Forked`] in a forked child.
+    pub(crate) fn owned(&self) -> Result<Option<Store>, StoreError> {
+        self.owner.check()?;
+        Ok(self.get())
+    }
+
     /// The store.
     ///
     /// # Errors
     ///
     /// [`StoreError::Forked`] in a forked child, and [`StoreError::Closed`] if it is closed.
     pub(crate) fn require(&self) -> Result<Store, StoreError> {
-        self.owner.check()?;
-        self.get().ok_or(StoreError::Closed)
+        self.owned()?.ok_or(StoreError::Closed)
     }
 
     /// Closes the store, and returns the number of jobs that were cancelled. It waits for jobs.

@@ -246,7 +246,7 @@ impl Store {
     #[pyo3(signature = (key, *, group = 0))]
     fn presence(&self, key: &Bound<'_, PyAny>, group: u16) -> PyResult<u8> {
         let mut state = [Presence::Absent];
-        let Some(store) = self.open.get() else { return Ok(0) };
+        let Some(store) = self.owned()? else { return Ok(0) };
         if let Ok(key) = key.cast::<PyBytes>() {
             store.presence(group, &[key.as_bytes()], &mut state);
         } else {
@@ -265,7 +265,7 @@ impl Store {
         let copied = Keys::of(keys)?;
         let slices = copied.slices();
         let mut states = vec![Presence::Absent; slices.len()];
-        if let Some(store) = self.open.get() {
+        if let Some(store) = self.owned()? {
             store.presence(group, &slices, &mut states);
         }
         let codes: Vec<u8> = states.into_iter().map(code).collect();
@@ -276,14 +276,14 @@ impl Store {
     #[pyo3(signature = (keys, *, group = 0))]
     fn prefix(&self, keys: &Bound<'_, PyAny>, group: u16) -> PyResult<usize> {
         let keys = Keys::of(keys)?;
-        Ok(self.open.get().map_or(0, |store| store.prefix(group, &keys.slices())))
+        Ok(self.owned()?.map_or(0, |store| store.prefix(group, &keys.slices())))
     }
 
     /// Records a use of each key, so that it is evicted later.
     #[pyo3(signature = (keys, *, group = 0))]
     fn touch(&self, keys: &Bound<'_, PyAny>, group: u16) -> PyResult<()> {
         let keys = Keys::of(keys)?;
-        if let Some(store) = self.open.get() {
+        if let Some(store) = self.owned()? {
             store.touch(group, &keys.slices());
         }
         Ok(())
@@ -326,7 +326,8 @@ impl Store {
     #[pyo3(signature = (timeout = 30.0))]
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<usize> {
         let deadline = moment(timeout)?;
-        let remaining = py.detach(|| self.open.get().map_or(0, |store| store.drain(deadline).left));
+        let store = self.owned()?;
+        let remaining = py.detach(|| store.map_or(0, |store| store.drain(deadline).left));
         release_ended(py);
         Ok(remaining)
     }
@@ -360,6 +361,11 @@ impl Store {
 }
 
 impl Store {
+    /// The store, or `None` if it is closed. Answers about a closed store are those about an empty one.
+    fn owned(&self) -> PyResult<Option<NativeStore>> {
+        self.open.owned().map_err(|error| errors::exception(&error))
+    }
+
     fn native(&self) -> PyResult<NativeStore> {
         self.open.require().map_err(|error| errors::exception(&error))
     }

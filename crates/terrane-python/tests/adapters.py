@@ -17,7 +17,7 @@ def content(number, size=BLOCK):
 class Vllm:
     """A tier with a memory region of 16 chunks."""
 
-    def __init__(self, module, directory, model="m", capacity=64 * BLOCK, dp=(0, 1), **options):
+    def __init__(self, module, directory, model="m", capacity=64 * BLOCK, dp=(0, 1), layers=(), **options):
         import sys
 
         config = sys.modules["vllm.v1.kv_offload.config"]
@@ -27,8 +27,9 @@ class Vllm:
             rank=0, world_size=1, tp_size=1, pp_size=1, pcp_size=1, dcp_size=1, data_parallel_index=dp[0],
             data_parallel_size=dp[1], data_parallel_rank_local=None, is_parallelism_agnostic=False,
         )
+        group = config.OffloadingGroupConfig(tokens_per_block=16, layer_names=tuple(layers), group_id=0)
         stated = config.OffloadingConfig(
-            groups=(), worker_kv_bytes_per_block=BLOCK, enable_kv_cache_events=True, extra_config={}, engine_id="e",
+            groups=(group,), worker_kv_bytes_per_block=BLOCK, enable_kv_cache_events=True, extra_config={}, engine_id="e",
             model=config.OffloadingModelConfig(name=model, dtype="bfloat16"),
             cache=config.OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1), parallel=parallel,
         )

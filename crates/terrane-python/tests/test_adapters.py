@@ -350,6 +350,32 @@ def test_lmcache_s_key_algorithm_decides_whether_blocks_survive(directory, caplo
         random.close()
 
 
+def test_models_of_many_layers_and_long_paths_are_opened_and_told_apart(directory):
+    model = "/mnt/models/" + "checkpoint-" * 18
+    layers = [f"model.layers.{layer}.self_attn.attn" for layer in range(80)]
+    scaling = {f"factor-{at}": at for at in range(100)}
+    with installed("vllm", adapters.newest("vllm")) as module:
+        def opened(**changes):
+            return Vllm(module, directory, **{"model": model, "layers": layers, "rope_scaling": scaling, **changes})
+
+        first = opened()
+        assert first.store([1])
+        first.close()
+        again = opened()
+        assert again.load([1]) == [True]
+        again.close()
+        # Each differs only beyond the beginning that is kept.
+        for field, changes in (
+            ("groups", {"layers": [*layers[:79], "model.layers.79.other"]}),
+            ("rope_scaling", {"rope_scaling": {**scaling, "factor-99": 1}}),
+        ):
+            with pytest.raises(terrane_kv.NamespaceError, match=field):
+                opened(**changes)
+        other = opened(model=model + "x")
+        assert other.load([1]) == [None]
+        other.close()
+
+
 def test_sizes_are_numbers_or_text():
     from terrane_kv.folders import capacity_bytes
 

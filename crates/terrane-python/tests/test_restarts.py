@@ -115,7 +115,8 @@ if child == 0:
     told = 0
     for call in (
         lambda: store.put(["x"], [b"x"]), lambda: store.get(["k"], [bytearray(1 << 20)]), lambda: store.remove(["k"]),
-        lambda: queue.drain(), lambda: queue.wait(),
+        lambda: queue.drain(), lambda: queue.wait(), lambda: store.presence("k"), lambda: store.presences(["k"]),
+        lambda: store.prefix(["k"]), lambda: store.touch(["k"]), lambda: store.drain(timeout=0.1),
     ):
         try:
             call()
@@ -128,7 +129,7 @@ memory = bytearray(1 << 20)
 print(store.get(["k"], [memory]).wait().ok, flush=True)
 """
     done = script(text, directory)
-    assert done.stdout.split() == ["5", "True"], done.stderr
+    assert done.stdout.split() == ["10", "True"], done.stderr
 
 
 def test_a_child_that_was_forked_amid_calls_exits_and_later_ones_open_a_store(directory):

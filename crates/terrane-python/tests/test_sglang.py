@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 import types
 
 import numpy
@@ -53,6 +54,24 @@ class Tensor:
 
     def contiguous(self):
         return Tensor(numpy.ascontiguousarray(self.array))
+
+
+class CopiedPool(Pool):
+    """A pool whose layout has no zero-copy form, like SGLang's Mamba pool with `layer_first`."""
+
+    error = ValueError
+
+    def get_page_buffer_meta(self, indices):
+        raise self.error("zero-copy requires page_first")
+
+    def get_data_page(self, index, flat=True):
+        return Tensor(self.kv_buffer[:, index // self.page_size].ravel())
+
+    def get_dummy_flat_data_page(self):
+        return Tensor(numpy.zeros(2 * self.half, dtype=numpy.uint8))
+
+    def set_from_flat_data_page(self, index, page):
+        self.kv_buffer[:, index // self.page_size] = page.array.reshape(2, self.half)
 
 
 def test_sglang_s_older_interface(sglang):
@@ -142,11 +161,13 @@ def test_sglang_s_groups_of_dp_attention_divide_the_capacity(directory, is_state
             group.close()
 
 
-def stated(**numbers):
-    """Makes SGLang's context of the process return these numbers."""
+def stated(model=None, **numbers):
+    """Makes SGLang's context of the process return these numbers, and these values of the model."""
     module = types.ModuleType("sglang.srt.runtime_context")
     module.get_parallel = lambda: types.SimpleNamespace(**numbers)
+    module.get_model = lambda: types.SimpleNamespace(**model or {})
     sys.modules[module.__name__] = module
+    sys.modules["sglang.srt"].runtime_context = module
 
 
 def test_a_replica_of_sglang_prefers_its_own_number(directory):
@@ -186,7 +207,7 @@ def test_an_sglang_whose_store_cannot_be_opened_misses(directory, caplog):
         assert other.load([1]) == [None] and not other.store([1]) and not other.storage.exists(other.key(1))
         assert caplog.text.count("cannot be opened") == 1
         with pytest.raises(terrane_kv.InUseError):
-            other.storage.on_host_pools_registered()
+            other.storage._open()
         owner.close()
         other.close()
 
@@ -214,3 +235,147 @@ def test_options_of_sglang_that_cannot_be_are_errors_at_the_start(directory, cap
         assert [record.getMessage() for record in caplog.records] == [
             "the extra config has 'timeouts', which is not an option; did you mean 'timeout_s'?"
         ]
+
+
+@pytest.mark.parametrize("mla", [False, True])
+def test_pages_of_another_byte_order_are_refused(directory, mla):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        def opened(**options):
+            made = Sglang(module, directory, mla=mla, **options)
+            made.pool.layout = "layer_first"
+            return made
+
+        first = opened()
+        assert first.storage.batch_set([first.key(1)], [Tensor(adapters.content(1))])
+        first.close()
+        again = opened(interface_v1=1)
+        if mla:
+            assert again.storage.exists(again.key(1))
+        else:
+            with pytest.raises(terrane_kv.NamespaceError, match="page_order"):
+                again.storage._open()
+        again.close()
+
+
+@pytest.mark.parametrize("is_option", [False, True])
+def test_types_of_8_bits_are_told_apart(directory, is_option):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        def opened(dtype):
+            options = {"kv_dtype": dtype} if is_option and dtype else {}
+            if not is_option and dtype:
+                stated({"kv_cache_dtype": dtype})
+            made = Sglang(module, directory, **options)
+            # SGLang's pools have this type for each type of 8 bits.
+            made.pool.dtype = "torch.uint8"
+            return made
+
+        with pytest.raises(ValueError, match="set `kv_dtype`"):
+            opened(None).storage._open()
+        first = opened("fp8_e4m3")
+        assert first.store([1])
+        first.close()
+        with pytest.raises(terrane_kv.NamespaceError, match="kv_dtype"):
+            opened("fp8_e5m2").storage._open()
+        again = opened("fp8_e4m3")
+        assert again.load([1]) == [True]
+        again.close()
+
+
+@pytest.mark.parametrize(("option", "field"), [("model_path", "model_path"), ("revision", "model_revision")])
+def test_two_models_with_one_alias_are_told_apart(directory, option, field):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        model = {"model_path": "org/chat-7b", "revision": "main"}
+        stated(model)
+        first = Sglang(module, directory, model="chat")
+        assert first.store([1])
+        first.close()
+        stated({**model, option: "other"})
+        with pytest.raises(terrane_kv.NamespaceError, match=field):
+            Sglang(module, directory, model="chat").storage._open()
+        stated(model)
+        again = Sglang(module, directory, model="chat")
+        assert again.load([1]) == [True]
+        again.close()
+
+
+def test_a_pool_that_sglang_registers_last_has_its_pages(directory):
+    with installed("sglang", "0.5.23") as module:
+        made = Sglang(module, directory)
+        draft, name = Pool(size=8192), made.types.PoolName.DRAFT
+        made.storage.on_host_pools_registered()
+        made.storage.register_mem_host_pool_v2(draft, name)
+        assert made.store([1, 2])
+        keys = [made.key(1), made.key(2)]
+        transfer = made.types.PoolTransfer(
+            name=name, keys=keys, host_indices=draft.indices([0, 1]), hit_policy=made.types.PoolHitPolicy.ALL_PAGES
+        )
+        assert made.storage.batch_set_v2([transfer]) == {name: [True, True]}
+        assert made.storage.batch_exists_v2(keys, [transfer]).kv_hit_pages == 2
+        made.close()
+
+
+def test_options_that_the_ranks_show_to_be_wrong_are_errors_once_all_pools_are_known(directory):
+    with installed("sglang", "0.5.23") as module:
+        made = Sglang(module, directory, changes={"dp_rank": 1})
+        with pytest.raises(ValueError, match="dp_groups"):
+            made.storage.on_host_pools_registered()
+
+
+def test_a_store_that_is_freed_is_opened_after_a_pause(directory, monkeypatch, caplog):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        owner, other = Sglang(module, directory), Sglang(module, directory)
+        assert owner.store([1]) and other.load([1]) == [None]
+        owner.close()
+        assert other.load([1]) == [None], "the pause has not ended"
+        monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 31)
+        assert other.load([1]) == [True]
+        assert caplog.text.count("opened again after 30 seconds") == 1
+        other.close()
+
+
+def test_a_store_of_another_namespace_stays_refused(directory, monkeypatch, caplog):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        first = Sglang(module, directory, revision="one")
+        assert first.store([1])
+        first.close()
+        other = Sglang(module, directory, revision="two")
+        assert other.load([1]) == [None]
+        monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 31)
+        assert other.load([1]) == [None] and caplog.text.count("cannot be opened") == 1
+        other.close()
+
+
+@pytest.mark.parametrize("error", [ValueError, NotImplementedError])
+def test_pages_of_a_pool_without_zero_copy_are_copied(sglang, error):
+    storage, name = sglang.storage, sglang.types.PoolName.MAMBA
+    pool = CopiedPool(size=8192)
+    pool.error = error
+    storage.register_mem_host_pool_v2(pool, name)
+    assert sglang.store([1, 2])
+    for page in (0, 1):
+        pool.write(page, 50 + page)
+    keys = [sglang.key(number) for number in (1, 2, 3)]
+
+    def transfer(keys, pages):
+        return sglang.types.PoolTransfer(
+            name=name, keys=keys, host_indices=pool.indices(pages), hit_policy=sglang.types.PoolHitPolicy.ALL_PAGES
+        )
+
+    assert storage.batch_set_v2([transfer(keys[:2], [0, 1])]) == {name: [True, True]}
+    assert storage.batch_exists_v2(keys, [transfer(keys, [0, 1, 2])]).kv_hit_pages == 2
+    pool.kv_buffer[:] = 0
+    assert storage.batch_get_v2([transfer(keys, [5, 3, 4])]) == {name: [True, True, False]}
+    assert pool.holds(5, 50) and pool.holds(3, 51) and not pool.kv_buffer[:, 4].any()
+    # Too few indices, and a pool that fails.
+    assert storage.batch_set_v2([transfer(keys, [0, 1])]) == {name: [False] * 3}
+    pool.set_from_flat_data_page = lambda index, page: 1 / 0
+    assert storage.batch_get_v2([transfer(keys, [5, 3, 4])]) == {name: [False] * 3}
+
+
+def test_the_older_interface_has_each_page_of_a_pool_without_memory(sglang):
+    sglang.pool.kv_buffer = None
+    keys, page = [sglang.key(1), sglang.key(2)], Tensor(numpy.zeros(0, dtype=numpy.uint8))
+    assert sglang.storage.batch_set(keys, [page, page]) and sglang.storage.set(keys[0], page)
+    assert sglang.storage.batch_exists(keys) == 2 and sglang.storage.exists(keys[0])
+    assert sglang.storage.batch_get(keys, [page, page]) == [page, page]
+    assert sglang.storage.get(keys[0], page) is page

@@ -135,6 +135,28 @@ fn directories_that_cannot_be_used_say_why() {
 }
 
 #[test]
+fn a_directory_that_cannot_be_used_fails_each_requirement_of_directories() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    for key in ["direct-io", "unnamed-file", "preallocation"] {
+        let (error, status) = refused(&["doctor", path, "/no/such", "--require", key]);
+        let expected = format!("terrane: required and not granted: {key}\n");
+        assert_eq!((error, status), (expected, 3));
+    }
+}
+
+#[test]
+fn a_closed_pipe_keeps_the_status_of_a_requirement() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    // Without a directory, there is no finding about direct I/O.
+    let mut command = Command::new(PROGRAM);
+    let output =
+        command.args(["doctor", "--require", "direct-io"]).stdout(writer).output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
 fn a_missing_library_is_reported_with_its_name() {
     let report = json(&["doctor", "--json"]);
     let gpu = find(&report, "gpu");

@@ -125,4 +125,5 @@ fn answers_about_a_store_have_the_form_of_their_schemas() {
     drop(store);
     check("store-stat", &json(&["store", "stat", path, "--json"]));
     check("store-verify", &json(&["store", "scrub", path, "--json"]));
+    check("store-clear", &json(&["store", "clear", path, "--yes", "--json"]));
 }

@@ -1,6 +1,7 @@
 """Opens the store of one rank of an engine."""
 
 import decimal
+import hashlib
 import json
 import logging
 import os
@@ -12,6 +13,9 @@ from terrane_kv._native import InUseError, Store
 from terrane_kv.keys import KeySeed
 
 logger = logging.getLogger("terrane_kv")
+
+# The limits of a store: the bytes of a namespace's name, and of the value of a field.
+LONGEST_NAME, LONGEST_VALUE = 128, 512
 
 _UNITS = {
     "": 1,
@@ -57,8 +61,9 @@ def open_rank(
     """Opens `directory/rank-R-of-N` with an equal share of the capacity.
 
     Each process needs its own folder, because one process owns a store. `fields` are the values that must match before
-    a process may read blocks that another process has written. `groups` are names and block sizes in bytes. `memory` is
-    the size of a tier of host memory above the disk, which is also divided into equal shares; 0 for no tier.
+    a process may read blocks that another process has written. A hash replaces the end of a long value. `groups` are
+    names and block sizes in bytes. `memory` is the size of a tier of host memory above the disk, which is also divided
+    into equal shares; 0 for no tier.
 
     Raises `ValueError` if `rank` is not below `ranks`.
     """
@@ -78,6 +83,7 @@ def open_rank(
         "key_seed": seed.seed,
         **{name: _text(value) for name, value in fields.items() if value is not None},
     }
+    namespace = {name: _shortened(value) for name, value in namespace.items()}
     store = Store(
         rank_folder(directory, rank, ranks),
         share,
@@ -100,8 +106,12 @@ def rank_folder(directory: str, rank: int, ranks: int) -> str:
 
 
 def namespace_name(engine: str, model: str) -> str:
-    """The namespace of a model: its name, converted to a file name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{engine}-{model}").strip("-.") or engine
+    """The namespace of a model: its name, converted to a file name. A hash replaces the end of a long name."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{engine}-{model}").strip("-.") or engine
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = _digest(f"{engine}-{model}")[:32]
+    return f"{name[: LONGEST_NAME - len(digest) - 1]}-{digest}"
 
 
 def open_unowned(candidates: Sequence[int], *, ranks: int, **options) -> Store:
@@ -119,3 +129,17 @@ def open_unowned(candidates: Sequence[int], *, ranks: int, **options) -> Store:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def _shortened(value: str) -> str:
+    """The value of a field. If it is too long for a store, its beginning and its hash."""
+    content = value.encode()
+    if len(content) <= LONGEST_VALUE:
+        return value
+    digest = f" sha256:{_digest(value)}"
+    # A character that does not fit as a whole is left out.
+    return content[: LONGEST_VALUE - len(digest)].decode(errors="ignore") + digest
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

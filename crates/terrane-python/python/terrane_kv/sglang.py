@@ -22,14 +22,15 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from terrane_kv import keys as key_seeds
 from terrane_kv import sharing
-from terrane_kv._native import Blocks, StoreError
+from terrane_kv._native import Blocks, NamespaceError, StoreError
 from terrane_kv.folders import capacity_bytes, namespace_name, open_unowned, rank_folder
 from terrane_kv.sharing import Client, RefusedError, Seldom, Server
 
 logger = logging.getLogger("terrane_kv")
 
 OPTIONS = (
-    "root_dir", "capacity", "memory", "engines", "engine", "dp_groups", "revision", "rope_scaling", "timeout_s"
+    "root_dir", "capacity", "memory", "engines", "engine", "dp_groups", "kv_dtype", "revision", "rope_scaling",
+    "timeout_s",
 )
 READY = 2
 # The time after which a rank that cannot connect to rank 0 logs a warning.
@@ -59,6 +60,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
     - `engines`: the number of SGLang servers, or replicas of `--dp-size`, that share `root_dir`. Each opens a folder
       that no other process owns. `engine`, the number of this server, selects one folder.
     - `dp_groups`: the number of groups of dp attention, if SGLang does not pass it.
+    - `kv_dtype`: the type of the cache's elements, such as "fp8_e4m3", if SGLang does not pass it. SGLang's pools of all
+      types of 8 bits have one type.
     - `revision`, `rope_scaling`: set them if two models of the same name differ in them.
     - `timeout_s`: a page that takes longer is a miss (default 30).
 
@@ -79,7 +82,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
             near = difflib.get_close_matches(name, OPTIONS, 1, 0.8)
             if near and name not in OPTIONS:
                 logger.warning("the extra config has %r, which is not an option; did you mean %r?", name, near[0])
-        # Older releases of SGLang open the store with the first page. Invalid options are reported at the start.
+        # The store is opened with the first page. Invalid options are reported at the start.
         capacity_bytes(extra["capacity"])
         if extra.get("memory"):
             capacity_bytes(extra["memory"])
@@ -92,14 +95,17 @@ class TerraneHiCacheStorage(HiCacheStorage):
         self._is_shared = bool(storage_config.is_mla_model) and storage_config.tp_size > 1
         self._store = None
         self._server = None
+        # A failure to open the store is final, or the store is opened again after this time.
         self._is_refused = False
+        self._rests_until = 0.0
+        self._openings = Seldom()
         # Lookups and moves fail separately: a lookup needs no memory.
         self._lookups, self._moves = _Outage(), _Outage()
         self._is_told = False
         # The group of each pool, once the store is open.
         self._groups = {}
 
-    # Host pools: the store is opened once all of them are known.
+    # Host pools: the store is opened with the first page, once all of them are known.
 
     def register_mem_pool_host(self, mem_pool_host):
         super().register_mem_pool_host(mem_pool_host)
@@ -109,7 +115,9 @@ class TerraneHiCacheStorage(HiCacheStorage):
         self.registered_pools[host_pool_name] = host_pool
 
     def on_host_pools_registered(self):
-        self._open()
+        # SGLang registers the pools of a draft model later, so the store is not opened yet.
+        self._engines()
+        self._kv_dtype()
 
     def _open(self):
         with self._lock:
@@ -142,7 +150,9 @@ class TerraneHiCacheStorage(HiCacheStorage):
             "pools": pools,
             "page_size": getattr(self.mem_pool_host, "page_size", 1),
             "dtype": str(getattr(self.mem_pool_host, "dtype", None)),
+            "kv_dtype": self._kv_dtype(),
             "layout": getattr(self.mem_pool_host, "layout", None),
+            "page_order": self._page_order(),
             "parallel": sizes,
             "context_parallel_decoding": [
                 # If ranks share a store, their keys contain the rank.
@@ -151,6 +161,9 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 getattr(config, "logical_page_size", None),
             ],
             "split_heads": [config.tp_lcm_size, config.should_split_heads],
+            # The model's name may be the alias that clients use (--served-model-name).
+            "model_path": _stated("get_model", "model_path"),
+            "model_revision": _stated("get_model", "revision"),
             "revision": self._extra.get("revision"),
             "rope_scaling": self._extra.get("rope_scaling"),
         }
@@ -188,15 +201,46 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 raise
         return store
 
+    def _kv_dtype(self):
+        """The type of the cache's elements, if the pools do not have it: they store types of 8 bits and less as uint8."""
+        if not any(str(getattr(pool, "dtype", None)) == "torch.uint8" for pool in self.registered_pools.values()):
+            return None
+        dtype = self._extra.get("kv_dtype") or _stated("get_model", "kv_cache_dtype")
+        if dtype is None:
+            raise ValueError(
+                "the host pool has elements of uint8, and SGLang does not pass their type; set `kv_dtype` in the extra "
+                "config to the value of --kv-cache-dtype, for example fp8_e4m3"
+            )
+        return dtype
+
+    def _page_order(self):
+        """How a page of the pool KV is stored, if the two interfaces of SGLang store its bytes in different orders."""
+        if getattr(self.mem_pool_host, "layout", None) != "layer_first" or self._config.is_mla_model:
+            return None
+        # The keys and values of each layer alternate in spans. The older interface stores the keys of all layers first.
+        return "spans" if self._extra.get("interface_v1") else "flat"
+
     def _opened(self):
-        """The store, or None if it cannot be opened. The failure is logged once, and each page is then a miss."""
+        """The store, or None if it cannot be opened. Each page is then a miss.
+
+        The failure is logged. It is final if the options or the namespace are wrong. Otherwise, a call tries again after
+        `REST_S` seconds, because another process may end or free space.
+        """
+        if self._store is not None:
+            return self._store
+        if self._is_refused or time.monotonic() < self._rests_until:
+            return None
         try:
-            return None if self._is_refused else self._open()
+            return self._open()
         except Exception as error:
-            self._is_refused = True
+            self._rests_until = time.monotonic() + sharing.REST_S
             # The texts of these errors contain a remedy.
             is_known = isinstance(error, (StoreError, ValueError, OSError))
-            logger.error("the store cannot be opened; no page is stored or loaded: %s", error, exc_info=not is_known)
+            self._is_refused = not is_known or isinstance(error, (NamespaceError, ValueError))
+            if self._is_refused or self._openings.is_due():
+                what = "the store cannot be opened; no page is stored or loaded"
+                until = "" if self._is_refused else f"; it is opened again after {sharing.REST_S:g} seconds"
+                logger.error("%s: %s%s", what, error, until, exc_info=not is_known)
             return None
 
     def _engines(self):
@@ -273,7 +317,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
             )
 
     def exists(self, key):
-        return self._ready([key])[0]
+        return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys, extra_info=None):
         if _is_logical(self.mem_pool_host):
@@ -325,7 +369,31 @@ class TerraneHiCacheStorage(HiCacheStorage):
         if _is_logical(memory):
             return [True] * len(keys)
 
-        return self._run(verb, pool, keys, lambda: (*memory.get_page_buffer_meta(host_indices), memory))
+        # A pool whose layout has no zero-copy form copies each page.
+        copies = {}
+
+        def spans():
+            found = _spans_in(memory, host_indices)
+            if found is not None:
+                return (*found, memory)
+            copies.update(_copies(verb, memory, host_indices, len(keys)))
+            return _memory(list(copies.values()))
+
+        done = self._run(verb, pool, keys, spans)
+        if verb == "get" and any(done):
+            done = self._filled(memory, copies, done)
+        return done
+
+    def _filled(self, memory, copies, done):
+        """Copies loaded pages to their places in a pool, and returns the results."""
+        try:
+            for (index, page), is_done in zip(copies.items(), done):
+                if is_done:
+                    memory.set_from_flat_data_page(index, page)
+        except Exception as error:
+            self._failed(self._moves, f"{len(copies)} pages could not be copied to a pool", error)
+            return [False] * len(done)
+        return done
 
     def _run(self, verb, pool, keys, memory):
         """Runs a job on the pointers and sizes that `memory` returns with their owner, and waits for it."""
@@ -366,6 +434,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
     def batch_get(self, keys, target_locations=None, target_sizes=None):
         if not target_locations or any(tensor is None for tensor in target_locations):
             return [None] * len(keys)
+        if _is_logical(self.mem_pool_host):
+            return list(target_locations)
         done = self._run("get", PoolName.KV, keys, lambda: _memory(target_locations))
         return [tensor if is_done else None for tensor, is_done in zip(target_locations, done)]
 
@@ -375,6 +445,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
     def batch_set(self, keys, values=None, target_locations=None, target_sizes=None):
         if values is None or any(tensor is None for tensor in values):
             return False
+        if _is_logical(self.mem_pool_host):
+            return True
         return all(self._run("put", PoolName.KV, keys, lambda: _memory([it.contiguous() for it in values])))
 
     def clear(self):
@@ -404,14 +476,19 @@ def _seconds(timeout):
 
 def _parallel(name):
     """A rank or a size from SGLang's context of this process, or None."""
-    try:
-        from sglang.srt.runtime_context import get_parallel
+    value = _stated("get_parallel", name)
+    return value if isinstance(value, int) else None
 
-        value = getattr(get_parallel(), name)
+
+def _stated(part, name):
+    """A value in a part of SGLang's context of this process, or None."""
+    try:
+        from sglang.srt import runtime_context
+
+        return getattr(getattr(runtime_context, part)(), name)
     except Exception:
         # The context raises errors of several types for an unknown name, or before SGLang has started.
         return None
-    return value if isinstance(value, int) else None
 
 
 def _leading(flags):
@@ -425,16 +502,31 @@ def _is_logical(pool):
 
 def _page_bytes(pool):
     """The bytes of one page of a host pool."""
-    meta = getattr(pool, "get_page_buffer_meta", None)
-    if meta is not None:
-        page_size = getattr(pool, "page_size", 1) or 1
-        try:
-            return sum(meta(torch.arange(page_size))[1])
-        except (NotImplementedError, ValueError):
-            # This pool layout has no zero-copy form, so pages are copied one by one.
-            pass
+    spans = _spans_in(pool, torch.arange(getattr(pool, "page_size", 1) or 1))
+    if spans is not None:
+        return sum(spans[1])
     page = pool.get_dummy_flat_data_page()
     return page.numel() * page.element_size()
+
+
+def _spans_in(pool, indices):
+    """The pointers and sizes of pages in a host pool, or None if its layout has no zero-copy form."""
+    meta = getattr(pool, "get_page_buffer_meta", None)
+    try:
+        return meta and meta(indices)
+    except (NotImplementedError, ValueError):
+        return None
+
+
+def _copies(verb, pool, indices, count):
+    """For each page, the index of its first token and a tensor: its bytes for a put, and room for them for a get."""
+    tokens = len(indices) // count
+    if tokens * count != len(indices) or tokens == 0:
+        raise ValueError(f"{len(indices)} host indices for {count} pages")
+    firsts = [int(index) for index in indices[::tokens]]
+    if verb == "put":
+        return {index: pool.get_data_page(index).contiguous() for index in firsts}
+    return {index: pool.get_dummy_flat_data_page() for index in firsts}
 
 
 def _memory(tensors):

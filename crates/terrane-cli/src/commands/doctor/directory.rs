@@ -9,15 +9,23 @@ use terrane_storage::{DiskAllocator, DiskOptions};
 use super::finding::Finding;
 use super::host::free_bytes;
 
+/// The keys of the findings about a directory that can be used.
+const KEYS: [&str; 3] = ["direct-io", "unnamed-file", "preallocation"];
+
+const REMEDY: &str = "create the directory, make it writable, free space in it, or use another one";
+
 pub(crate) fn findings(directory: &Path) -> Vec<Finding> {
     let subject = directory.display().to_string();
     let findings = match probe(directory) {
         Ok(findings) => findings,
-        Err(error) => vec![Finding::refused(
-            "directory",
-            error,
-            "create the directory, make it writable, free space in it, or use another one",
-        )],
+        Err(error) => {
+            let mut findings = vec![Finding::refused("directory", error, REMEDY)];
+            // `--require` must not take another directory's findings for this one's.
+            findings.extend(KEYS.map(|key| {
+                Finding::refused(key, "unknown, because the directory cannot be used", REMEDY)
+            }));
+            findings
+        }
     };
     findings.into_iter().map(|finding| finding.about(&subject)).collect()
 }

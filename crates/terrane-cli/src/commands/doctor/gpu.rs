@@ -20,7 +20,9 @@ pub(crate) fn probe(contexts: bool) -> Answer {
     let begun = Instant::now();
     let availability = match terrane_cuda::probe() {
         Ok(availability) => availability,
-        Err(error) => return Answer { findings: vec![unavailable(&error)], ..Answer::default() },
+        Err(error) => {
+            return Answer { findings: vec![unavailable("gpu", &error)], ..Answer::default() };
+        }
     };
     let mut findings =
         vec![Finding::granted("gpu", format!("driver for CUDA {}", availability.version))];
@@ -29,9 +31,11 @@ pub(crate) fn probe(contexts: bool) -> Answer {
         findings.push(describe(device, &topology));
         findings.extend(link(device));
         if contexts {
-            findings.extend(
-                used(device).unwrap_or_else(|error| vec![unavailable(&error).about(&device.name)]),
-            );
+            findings.extend(used(device).unwrap_or_else(|error| {
+                // `--require` must not take another device's findings for this one's.
+                let keys = ["gpu", "kernels", "pinned"];
+                keys.map(|key| unavailable(key, &error).about(&device.name)).to_vec()
+            }));
         }
     }
     let first = availability.devices.first().map(|device| DeviceFacts {
@@ -48,10 +52,10 @@ pub(crate) fn probe(contexts: bool) -> Answer {
 }
 
 /// The error's message has the reason before a semicolon, and the remedy after it.
-fn unavailable(error: &CudaError) -> Finding {
+fn unavailable(key: &str, error: &CudaError) -> Finding {
     let text = error.to_string();
     let (reason, remedy) = text.split_once("; ").unwrap_or((&text, "see the driver's log: dmesg"));
-    Finding::refused("gpu", reason, remedy)
+    Finding::refused(key, reason, remedy)
 }
 
 fn describe(device: &Device, topology: &NumaTopology) -> Finding {

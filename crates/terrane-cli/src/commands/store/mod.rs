@@ -130,7 +130,11 @@ pub(crate) fn run(arguments: &Arguments, output: &mut Output<'_>) -> Result<Exit
                 return Err(Failure::Usage(text));
             }
             clear(&target.directory, &name)?;
-            output.text(&format!("{name} is empty\n"))?;
+            if target.json {
+                output.json(&json!({"schema": "terrane.store.clear/1", "namespace": name}))?;
+            } else {
+                output.text(&format!("{name} is empty\n"))?;
+            }
             Ok(ExitStatus::Success)
         }
     }
