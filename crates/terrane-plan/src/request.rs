@@ -15,7 +15,7 @@ pub struct PlanRequest {
     pub model: Model,
     /// Tensor-parallel ranks, all on this machine. 1 by default.
     pub tensor_parallel: u32,
-    /// The format of K, V and latents, if it is not the model's dtype.
+    /// The format of K, V and latents, if it is not that of the configuration.
     pub kv_element: Option<ElementFormat>,
     /// Tokens of a block. 16 by default.
     pub block_tokens: u32,

@@ -17,7 +17,7 @@ pub(crate) struct ModelArguments {
     /// Tensor-parallel ranks
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub tp: u32,
-    /// The format of K and V, if it is not the model's dtype
+    /// The format of K and V, if it is not that of the configuration
     #[arg(long, value_name = "FORMAT")]
     pub kv_dtype: Option<KvFormat>,
     /// Tokens of a block
