@@ -147,7 +147,7 @@ fn a_directory_that_cannot_be_used_fails_each_requirement_of_directories() {
 
 #[test]
 fn a_closed_pipe_keeps_the_status_of_a_requirement() {
-    let (reader, writer) = std::io::pipe().unwrap();
+    let (reader, writer) = io::pipe().unwrap();
     drop(reader);
     // Without a directory, there is no finding about direct I/O.
     let mut command = Command::new(PROGRAM);
