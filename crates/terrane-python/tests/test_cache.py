@@ -268,7 +268,7 @@ def test_tensors_that_differ_are_named():
     with pytest.raises(terrane_kv.StoreError, match=r"axis 1 \(blocks\): 6 expected, 5 found"):
         terrane_kv.KvCache([arrays[0], arrays[1][:, :5].copy()], axes)
     arrays[1].flags.writeable = False
-    with pytest.raises(terrane_kv.StoreError, match="layer 1 cannot be adopted: .* read-only"):
+    with pytest.raises(terrane_kv.StoreError, match="layer 1 cannot be adopted; .* read-only"):
         terrane_kv.KvCache(arrays, axes)
 
 

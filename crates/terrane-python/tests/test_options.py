@@ -19,7 +19,7 @@ def block(number):
         ({"capacity": -1}, "-1 is not a number of bytes"),
         ({"capacity": "64GiB"}, "'64GiB' is not a number of bytes"),
         ({"host_bytes": 1000}, 'tier "host" has 1000 B'),
-        ({"groups": []}, "at least one group"),
+        ({"groups": []}, "a store needs 1 to 64 groups"),
         ({"groups": [("kv", 0)]}, "0 bytes"),
         ({"groups": [("kv", -5)]}, "blocks of -5 in the group"),
         ({"groups": [("kv", 8 << 30)]}, "less than 2\\^32"),
@@ -52,7 +52,7 @@ def test_a_promotion_copies_blocks_to_memory(opened):
     before = disk_reads(store)
     assert store.get(["a"], [bytearray(BLOCK)]).wait(10).ok and disk_reads(store) == before == 2 * BLOCK
     store.close()
-    with pytest.raises(terrane_kv.StoreError, match="a promotion needs a memory tier"):
+    with pytest.raises(terrane_kv.StoreError, match="promote blocks to a memory tier"):
         opened().promote(["a"])
 
 
