@@ -189,19 +189,20 @@ mod tests {
         let (done, is_done) = mpsc::channel();
         // The other put is between the index and its record.
         let order = core.order.lock(keys.hash(0));
-        let other = Arc::clone(&core);
-        let thread = thread::spawn(move || {
-            let (_job, task, end) = begin_internal(&other, 0, Priority::Normal).unwrap();
-            other.executor.spawn(async move {
-                make_durable(&task, &keys, &mut [Some(BlockResult::AlreadyStored)]).await;
-                end.finish(Vec::new());
-                done.send(()).unwrap();
+        thread::scope(|scope| {
+            let other = &core;
+            scope.spawn(move || {
+                let (_job, task, end) = begin_internal(other, 0, Priority::Normal).unwrap();
+                other.executor.spawn(async move {
+                    make_durable(&task, &keys, &mut [Some(BlockResult::AlreadyStored)]).await;
+                    end.finish(Vec::new());
+                    done.send(()).unwrap();
+                });
             });
+            assert!(is_done.recv_timeout(Duration::from_millis(200)).is_err());
+            drop(order);
+            is_done.recv_timeout(Duration::from_secs(60)).unwrap();
         });
-        assert!(is_done.recv_timeout(Duration::from_millis(200)).is_err());
-        drop(order);
-        is_done.recv_timeout(Duration::from_secs(60)).unwrap();
-        thread.join().unwrap();
         drop(core);
         assert_eq!(store.close(Instant::now()).left, 0);
     }
