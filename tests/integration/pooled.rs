@@ -9,13 +9,16 @@ use terrane_testkit::pattern::Pattern;
 
 use crate::support::*;
 
-/// 12 MiB: more than a thread caches. So memory that an engine's thread frees is available to all
-/// threads.
 const BLOCKS: u32 = 256;
 
 #[test]
 fn the_memory_of_a_layout_returns_to_its_pool_after_the_last_transfer() {
-    let options = PoolOptions { classes: SizeClasses::PowerOfTwo, ..PoolOptions::default() };
+    // Without magazines, memory that an engine's thread frees is available to all threads.
+    let options = PoolOptions {
+        classes: SizeClasses::PowerOfTwo,
+        magazine_depth: 0,
+        ..PoolOptions::default()
+    };
     let pool = Pool::new(SystemAllocator::new(SystemOptions::default()), options).unwrap();
     let manager = TransferManager::with_default_engines().unwrap();
     let host = endpoint(BLOCKS, LayoutKind::FullyContiguous, &pool);
