@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 use terrane_core::AllocateError;
 
-use crate::streams::fence::{Fence, FenceError, FenceSource, StreamId, deadline_after};
+use crate::streams::fence::{
+    FailingSince, Fence, FenceError, FenceSource, StreamId, deadline_after,
+};
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 
 /// Fences that are created once and recorded repeatedly.
@@ -178,15 +180,18 @@ impl<T> DeferredFrees<T> {
     }
 
     /// Waits for the oldest item until `deadline`, and removes it.
-    fn wait_for_one(&self, deadline: Instant) -> Option<(InProgress<'_>, T)> {
-        let (progress, (mut marks, item)) = self.pop()?;
-        match marks.wait(&self.fences, deadline) {
-            Ok(true) => Some((progress, ManuallyDrop::into_inner(item))),
-            Ok(false) | Err(_) => {
-                self.put_back(progress, (marks, item));
-                None
-            }
+    ///
+    /// # Errors
+    ///
+    /// The error of its fence. The item then stays.
+    fn wait_for_one(&self, deadline: Instant) -> Result<Option<(InProgress<'_>, T)>, FenceError> {
+        let Some((progress, (mut marks, item))) = self.pop() else { return Ok(None) };
+        let outcome = marks.wait(&self.fences, deadline);
+        if matches!(outcome, Ok(true)) {
+            return Ok(Some((progress, ManuallyDrop::into_inner(item))));
         }
+        self.put_back(progress, (marks, item));
+        outcome.map(|_| None)
     }
 
     /// Checks a few items, and then calls `allocate`. The check prevents items from accumulating if
@@ -214,6 +219,7 @@ impl<T> DeferredFrees<T> {
         };
         let deadline = deadline_after(self.pending_wait);
         let [mut slice, longest] = SLICES;
+        let mut failing = FailingSince::default();
         loop {
             self.reap(&mut free);
             // Until a thread has freed an item.
@@ -224,14 +230,18 @@ impl<T> DeferredFrees<T> {
                 }
                 let until = Instant::now() + slice.min(left);
                 match self.wait_for_one(until) {
-                    Some(passed) => self.free(passed, &mut free),
-                    None => {
-                        // A wait that failed ended at once, and other threads may have all items.
-                        std::thread::sleep(until.saturating_duration_since(Instant::now()));
-                        slice = (slice * 2).min(longest);
-                        self.reap(&mut free);
+                    Ok(Some(passed)) => {
+                        self.free(passed, &mut free);
+                        continue;
                     }
+                    Ok(None) => failing = FailingSince::default(),
+                    Err(_) if failing.lasts_too_long() => return Err(refusal),
+                    Err(_) => {}
                 }
+                // A wait that failed ended at once, and other threads may have all items.
+                std::thread::sleep(until.saturating_duration_since(Instant::now()));
+                slice = (slice * 2).min(longest);
+                self.reap(&mut free);
             }
             freed = self.freed.load(Ordering::SeqCst);
             refusal = match allocate() {
@@ -362,6 +372,16 @@ mod tests {
         });
         assert_eq!((deferred.len(), streams.backlog(STREAM)), (1, 1));
         streams.run_all();
+    }
+
+    #[test]
+    fn a_request_without_a_limit_is_refused_if_every_fence_fails() {
+        let (deferred, streams) = deferred(Duration::MAX);
+        streams.submit(STREAM, || {});
+        streams.fail_next(u32::MAX);
+        deferred.keep(Marks::new(deferred.fences(), [STREAM]), Arc::new(()));
+        let refused = deferred.allocate_or_reclaim(|| Err::<(), _>(exhausted()), drop);
+        assert!(refused.is_err());
     }
 
     #[test]

@@ -123,3 +123,16 @@ pub struct FenceError {
     #[source]
     pub source: BoxedCause,
 }
+
+/// The time of the first of several failures of fences in a row. A source that always fails must not
+/// use up a wait that has no end.
+#[derive(Debug, Default)]
+pub(crate) struct FailingSince(Option<Instant>);
+
+impl FailingSince {
+    /// Records another failure. Returns whether the first one was too long ago.
+    pub(crate) fn lasts_too_long(&mut self) -> bool {
+        const LONGEST: Duration = Duration::from_secs(1);
+        self.0.get_or_insert_with(Instant::now).elapsed() > LONGEST
+    }
+}

@@ -211,6 +211,21 @@ fn a_closing_pool_tries_again_to_record_fences() {
     upstream.assert_empty();
 }
 
+#[test]
+fn a_close_without_a_limit_ends_if_no_fence_can_be_recorded() {
+    let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
+    upstream.expect_leaks(1);
+    let options = PoolOptions { pending_wait: Duration::MAX, ..PoolOptions::default() };
+    let fences = Arc::new(streams.clone());
+    let pool = Pool::with_fences(upstream.clone(), options, fences).unwrap();
+    let block = on(&pool, A);
+    streams.submit(A, || {});
+    drop(block);
+    streams.fail_next(u32::MAX);
+    pool.close();
+    assert_eq!(pool.snapshot().abandoned, PAGE);
+}
+
 /// Fences of simulated streams. The first one panics as it is made.
 #[derive(Debug)]
 struct PanicsOnce(SimulatedStreams, AtomicBool);

@@ -22,7 +22,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use terrane_core::ByteCount;
 
-use crate::streams::fence::{FenceError, FenceSource, StreamId, deadline_after};
+use crate::streams::fence::{FailingSince, FenceError, FenceSource, StreamId, deadline_after};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, yield_now};
 pub(crate) use table::PendingBlock;
 use table::{Entry, PendingTable};
@@ -261,14 +261,17 @@ impl<B: PendingBlock> PendingFrees<B> {
     pub(crate) fn free_all(&self) {
         let last = self.table.lock().inserted;
         let deadline = deadline_after(self.pending_wait);
+        let mut failing = FailingSince::default();
         loop {
             drop(self.reap());
             if self.bytes() == 0 {
                 break;
             }
-            if !self.wait(deadline) {
+            if self.wait(deadline) {
+                failing = FailingSince::default();
+            } else {
                 let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
+                if left.is_zero() || failing.lasts_too_long() {
                     break;
                 }
                 // No fence could be recorded. The source may be able to later.
