@@ -167,22 +167,24 @@ fn a_guard_may_wait_for_a_transfer_that_its_thread_polled() {
     let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
     Image::scribble(&here, fixture.access(), 3);
     let room = large_memory(&context);
-    let compute = Stream::new(&context).unwrap();
+    let [compute, earlier] = [(); 2].map(|()| Stream::new(&context).unwrap());
     // In some rounds, the other thread has already taken the second transfer.
     for _ in 0..20 {
-        let held = driver.hold(compute.handle());
-        keep_busy(&compute, &room);
+        let [held, held_earlier] = [&compute, &earlier].map(|stream| driver.hold(stream.handle()));
+        [&compute, &earlier].into_iter().for_each(|stream| keep_busy(stream, &room));
         let transfer = |id: u32, order: DeviceOrder| {
             Transfer::new(&here, &there).blocks(&[id], &[id]).device_order(order)
         };
         let other = manager.submit(transfer(1, compute.order()), ()).unwrap();
         let (told, came) = channel();
         let guard = WaitsForTransfer { other: Some(other), told };
-        let first = transfer(0, DeviceOrder::AlreadySynchronised);
-        drop(manager.submit(first, guard).unwrap());
+        // It has not ended, so a thread of the engine drops the guard.
+        drop(manager.submit(transfer(0, earlier.order()), guard).unwrap());
+        drop(held_earlier);
         drop(held);
         assert_eq!(came.recv_timeout(TIMEOUT), Ok(true), "it never ends");
         compute.synchronize().unwrap();
+        earlier.synchronize().unwrap();
     }
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
