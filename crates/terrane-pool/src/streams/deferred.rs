@@ -226,7 +226,11 @@ impl<T> DeferredFrees<T> {
             while self.freed.load(Ordering::SeqCst) == freed {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() || self.len() == 0 {
-                    return Err(refusal);
+                    // Another thread counts its free before its item is gone.
+                    if self.freed.load(Ordering::SeqCst) == freed {
+                        return Err(refusal);
+                    }
+                    break;
                 }
                 let until = Instant::now() + slice.min(left);
                 match self.wait_for_one(until) {
