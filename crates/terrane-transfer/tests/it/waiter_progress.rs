@@ -1,5 +1,6 @@
 //! Waiting threads: what they poll, and when they wake.
 
+use std::fmt::{self, Debug, Formatter};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -7,7 +8,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use terrane_transfer::{Completion, CopyJob, Transfer, TransferManager, WaiterProgress};
+use terrane_core::ByteCount;
+use terrane_testkit::memory::HeapAllocator;
+use terrane_transfer::engines::{RelayEngine, RelayOptions};
+use terrane_transfer::{
+    Completion, CopyEngine, CopyJob, Declined, OnlyPath, Quote, Transfer, TransferManager,
+    TransferOptions, TransferPlan, WaiterProgress,
+};
 
 use crate::layers::Keeping;
 use crate::support::*;
@@ -125,4 +132,58 @@ fn a_sleeping_thread_accepts_another_invitation() {
         let _second = EndsAfterQuery::invite(job);
         waiting.end("the second invitation was not used");
     }
+}
+
+/// A part that only a thread that waits for the transfer ends.
+#[derive(Default)]
+struct EndsByWaiter(Mutex<Option<CopyJob>>);
+
+impl WaiterProgress for EndsByWaiter {
+    fn poll(&self) {}
+
+    fn poll_blocking(&self) -> bool {
+        let job = self.0.lock().unwrap().take();
+        job.map(|job| job.finish(Ok(()))).is_some()
+    }
+}
+
+/// Has no thread.
+#[derive(Default)]
+struct OnlyWaiters(Mutex<Vec<Arc<EndsByWaiter>>>);
+
+impl Debug for OnlyWaiters {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("OnlyWaiters")
+    }
+}
+
+// SAFETY: it accesses no byte of any plan.
+unsafe impl CopyEngine for OnlyWaiters {
+    fn name(&self) -> &'static str {
+        "only waiters"
+    }
+
+    fn quote(&self, _: &TransferPlan, _: &TransferOptions) -> Result<Quote, Declined> {
+        Ok(Quote::constant(Duration::ZERO, &OnlyPath { path: "none", reason: "of a test" }))
+    }
+
+    fn submit(&self, job: CopyJob) {
+        let part = Arc::<EndsByWaiter>::default();
+        job.invite_waiters(part.clone());
+        *part.0.lock().unwrap() = Some(job);
+        self.0.lock().unwrap().push(part);
+    }
+}
+
+#[test]
+fn a_thread_that_waits_for_a_relay_helps_the_engines_of_its_parts() {
+    let engine = Arc::new(OnlyWaiters::default());
+    let options = RelayOptions { slots: 4, slot_bytes: ByteCount::mib(1) };
+    let pinned = HeapAllocator::pinned();
+    let relay = RelayEngine::new(engine.clone(), engine, pinned, &options).unwrap();
+    let manager = TransferManager::new([Arc::new(relay) as _]);
+    let [from, to] = [CONTIGUOUS, OUTER_FIRST].map(|kind| endpoint(config(8), kind));
+    let all: Vec<u32> = (0..8).collect();
+    let completion = manager.submit(Transfer::new(&from, &to).blocks(&all, &all), ()).unwrap();
+    Waiting::of(WAITS[0], completion).end("the thread did not help");
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crossbeam_channel::Sender;
 
 use super::message::{Message, PartEnded, PartSums};
+use super::parts_progress::PartsProgress;
 use super::step::{PartId, RelayFailure};
 use crate::completion::progress::CopyProgress;
 use crate::completion::waiter_progress::WaiterProgress;
@@ -19,16 +20,28 @@ use crate::hazard::ticket::Ticket;
 use crate::plan::TransferPlan;
 use crate::transfer::TransferOptions;
 
+/// The receivers of a part's progress.
+#[derive(Default)]
+pub(super) struct PartProgress {
+    /// The copied bytes.
+    pub(super) copied: Arc<CopyProgress>,
+    /// The invitations to threads that wait for the transfer.
+    pub(super) invitations: Arc<PartsProgress>,
+}
+
 /// Notifies the relay's thread of the end of a part.
 struct PartSink {
     part: PartId,
+    invitations: Arc<PartsProgress>,
     is_orphaned: AtomicBool,
     to: Sender<Message>,
 }
 
 impl OutcomeSink for PartSink {
-    /// No thread waits for a part. The relay's thread is notified of its end, and does not poll.
-    fn invite_waiters(&self, _: &Arc<dyn WaiterProgress>) {}
+    /// The relay's thread is notified of the end, and does not poll.
+    fn invite_waiters(&self, progress: &Arc<dyn WaiterProgress>) {
+        self.invitations.add(progress);
+    }
 
     fn orphaned(&self) {
         // Relaxed: the same thread publishes the result.
@@ -58,7 +71,7 @@ pub(super) fn job(
     claims: &Arc<TransferClaims>,
     plan: TransferPlan,
     options: TransferOptions,
-    progress: Arc<CopyProgress>,
+    progress: PartProgress,
     part: PartId,
     to: &Sender<Message>,
 ) -> Result<CopyJob, RelayFailure> {
@@ -69,9 +82,11 @@ pub(super) fn job(
         explained.map_err(|declined| RelayFailure::declined(declined, part.step, engine.name()))
     };
     let explanation = guarded(explain)??;
-    let sink = Arc::new(PartSink { part, is_orphaned: AtomicBool::new(false), to: to.clone() });
+    let PartProgress { copied, invitations } = progress;
+    let (is_orphaned, to) = (AtomicBool::new(false), to.clone());
+    let sink = Arc::new(PartSink { part, invitations, is_orphaned, to });
     let finalizer = Finalizer::new(Ticket::new([]), explanation, None);
-    let mut job = CopyJob::part(claims, plan, options, progress, finalizer);
+    let mut job = CopyJob::part(claims, plan, options, copied, finalizer);
     job.connect(sink, None);
     Ok(job)
 }

@@ -6,6 +6,7 @@ mod engine_queues;
 mod hop;
 mod message;
 mod options;
+mod parts_progress;
 mod route;
 mod slot;
 mod step;
@@ -36,6 +37,7 @@ use crate::plan::TransferPlan;
 use crate::plan::planner::Planner;
 use crate::transfer::TransferOptions;
 use bounce::BounceSlots;
+use hop::PartProgress;
 use message::{Message, NewTransfer};
 use options::NAME;
 use route::{RelayRoute, RelayShared, has_order};
@@ -81,7 +83,7 @@ use worker::RelayWorker;
 /// # Threads
 ///
 /// One thread, named `terrane-relay`, plans the parts and submits them to the engines; it copies no
-/// bytes itself. It also ends the transfers, so the values that drop with one must not wait for
+/// bytes itself. A thread that waits for a transfer helps the engines of its parts. It also ends the transfers, so the values that drop with one must not wait for
 /// another ([`TransferManager::submit`](crate::TransferManager::submit)). Dropping the engine lets
 /// the thread complete all submitted transfers, and joins it. A drop on an engine's thread must not
 /// join others; the thread then exits by itself.
@@ -179,7 +181,8 @@ impl RelayEngine {
         let plan = self.shared.empty_plan(route, job.plan(), part.step)?;
         let (device_order, deadline) = (job.options().device_order.clone(), job.options().deadline);
         let options = TransferOptions { device_order, deadline, ..TransferOptions::default() };
-        hop::job(engine, job.claims(), plan, options, Arc::default(), part, &self.messages)
+        let progress = PartProgress::default();
+        hop::job(engine, job.claims(), plan, options, progress, part, &self.messages)
     }
 }
 

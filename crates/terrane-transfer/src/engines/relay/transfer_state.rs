@@ -12,8 +12,9 @@ use terrane_core::convert::to_usize;
 use super::bounce::{BounceSlots, Slot};
 use super::chunks::Chunk;
 use super::engine_queues::{EngineQueues, at_a_time};
-use super::hop;
+use super::hop::{self, PartProgress};
 use super::message::{Message, PartSums};
+use super::parts_progress::PartsProgress;
 use super::route::{ChunkTransfers, RelayRoute, RelayShared, has_durability};
 use super::step::{PartId, RelayFailure, RelayStep};
 use super::sums::ChunkSums;
@@ -48,6 +49,7 @@ pub(super) struct TransferState {
     pub(super) is_orphaned: bool,
     /// The checksums of chunks, if they are requested.
     sums: Option<ChunkSums>,
+    invitations: Arc<PartsProgress>,
 }
 
 /// A chunk and its slot.
@@ -86,6 +88,7 @@ impl TransferState {
             failure: None,
             is_orphaned: false,
             sums,
+            invitations: Arc::default(),
         }
     }
 
@@ -155,12 +158,13 @@ impl TransferState {
         &mut self,
         plan: TransferPlan,
         options: TransferOptions,
-        progress: Arc<CopyProgress>,
+        copied: Arc<CopyProgress>,
         part: PartId,
         outbox: &Sender<Message>,
     ) -> bool {
         let engine = Arc::clone(self.shared.engine(&self.route, part.step));
         let claims = self.job.claims();
+        let progress = PartProgress { copied, invitations: Arc::clone(&self.invitations) };
         let mut job = match hop::job(&engine, claims, plan, options, progress, part, outbox) {
             Ok(job) => job,
             Err(failure) => {
@@ -171,6 +175,8 @@ impl TransferState {
         job.compute_checksums(&self.named_in(part));
         self.in_flight += 1;
         hop::submit(&engine, job);
+        let invitations = Arc::clone(&self.invitations);
+        self.job.invite_waiters(invitations);
         true
     }
 

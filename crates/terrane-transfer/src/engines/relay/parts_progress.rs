@@ -1,0 +1,50 @@
+//! Lets a thread that waits for a relayed transfer help the engines of its parts.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
+
+use smallvec::SmallVec;
+use terrane_core::sync::lock;
+
+use crate::completion::waiter_progress::WaiterProgress;
+
+/// The engines' invitations for the parts in flight, oldest first.
+///
+/// Without them, a thread that waits for a relayed transfer would sleep, while one that waits for a
+/// transfer of the host engine copies, and one that waits for a device polls it.
+#[derive(Default)]
+pub(super) struct PartsProgress {
+    parts: Mutex<Vec<Weak<dyn WaiterProgress>>>,
+}
+
+/// An engine has few parts at a time.
+type Parts = SmallVec<[Arc<dyn WaiterProgress>; 8]>;
+
+impl PartsProgress {
+    pub(super) fn add(&self, part: &Arc<dyn WaiterProgress>) {
+        let mut parts = lock(&self.parts);
+        parts.retain(|part| part.strong_count() > 0);
+        parts.push(Arc::downgrade(part));
+    }
+
+    /// Engines are called, and their values drop, without the lock.
+    fn parts(&self) -> Parts {
+        lock(&self.parts).iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl WaiterProgress for PartsProgress {
+    fn poll(&self) {
+        self.parts().iter().for_each(|part| part.poll());
+    }
+
+    /// Every part is called, because a device reports its end only to a thread that polls it.
+    fn poll_blocking(&self) -> bool {
+        self.parts().iter().fold(false, |has_copied, part| part.poll_blocking() || has_copied)
+    }
+
+    fn expected_end(&self) -> Option<Range<Instant>> {
+        self.parts().iter().filter_map(|part| part.expected_end()).min_by_key(|range| range.start)
+    }
+}
