@@ -11,7 +11,7 @@ use terrane_core::convert::to_usize;
 
 use super::bounce::{BounceSlots, Slot};
 use super::chunks::Chunk;
-use super::engine_queues::{EngineQueues, at_a_time};
+use super::engine_queues::{EngineNumber, EngineQueues, at_a_time};
 use super::hop::{self, PartProgress};
 use super::message::{Message, PartSums};
 use super::parts_progress::PartsProgress;
@@ -94,6 +94,11 @@ impl TransferState {
 
     pub(super) fn wants_slot(&self) -> bool {
         self.failure.is_none() && self.next < self.route.chunking.chunks()
+    }
+
+    /// The engine of the first hop, if the next chunk needs a slot.
+    pub(super) fn turn(&self) -> Option<EngineNumber> {
+        self.wants_slot().then(|| self.route.engine_number(RelayStep::IntoBounce))
     }
 
     /// Starts the next chunk in this slot, and queues it for its engine.

@@ -1,13 +1,14 @@
 //! The thread that moves transfers from hop to hop.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 use rustc_hash::FxHashMap;
 
-use super::engine_queues::EngineQueues;
+use super::engine_queues::{EngineNumber, EngineQueues};
 use super::hop::guarded;
 use super::message::{Message, NewTransfer, PartEnded};
 use super::route::RelayShared;
@@ -25,8 +26,12 @@ pub(super) struct RelayWorker {
     /// Messages that were received during a recovery. They precede those of the inbox.
     backlog: VecDeque<Message>,
     transfers: FxHashMap<u64, TransferState>,
-    /// The transfers whose next chunk needs a slot, in turn.
-    turns: VecDeque<u64>,
+    /// The transfers whose next chunk needs a slot, in turn, by the engine of their first hop.
+    turns: [VecDeque<u64>; 2],
+    /// The engine whose transfers take the next slot, if one of them needs it.
+    next_engine: EngineNumber,
+    /// The deadlines of the transfers.
+    deadlines: BTreeSet<(Instant, u64)>,
     queues: EngineQueues,
     /// Whether no slot was available, and none has been returned since.
     is_out_of_slots: bool,
@@ -45,7 +50,9 @@ impl RelayWorker {
             outbox,
             backlog: VecDeque::new(),
             transfers: FxHashMap::default(),
-            turns: VecDeque::new(),
+            turns: Default::default(),
+            next_engine: 0,
+            deadlines: BTreeSet::new(),
             queues: EngineQueues::default(),
             is_out_of_slots: false,
             closed: false,
@@ -72,7 +79,7 @@ impl RelayWorker {
             while let Ok(message) = self.inbox.try_recv() {
                 self.take_in(message);
             }
-            self.end_stopped();
+            self.end_late();
             // An allocator that refused may have memory by now.
             self.is_out_of_slots = false;
             while self.fill_slots() || self.feed_engines() {}
@@ -81,20 +88,24 @@ impl RelayWorker {
 
     /// Waits for the next message; `None` if a deadline passes first.
     fn next(&mut self) -> Option<Message> {
-        let nearest = || self.transfers.values().filter_map(TransferState::deadline).min();
-        self.backlog.pop_front().or_else(|| match nearest() {
-            Some(deadline) => self.inbox.recv_deadline(deadline).ok(),
+        self.backlog.pop_front().or_else(|| match self.deadlines.first() {
+            Some(&(deadline, _)) => self.inbox.recv_deadline(deadline).ok(),
             // This thread owns a sender, so the channel stays open.
             None => self.inbox.recv().ok(),
         })
     }
 
-    /// Fails transfers that must stop. A transfer without parts in flight ends at once. Any other
-    /// ends once its engines have ended its parts.
-    fn end_stopped(&mut self) {
-        let active = self.transfers.iter_mut();
-        let stopped: Vec<u64> = active.filter_map(|(&id, it)| it.stops().then_some(id)).collect();
-        stopped.into_iter().for_each(|transfer| self.finish_if_done(transfer));
+    /// Fails transfers whose deadline has passed. A transfer without parts in flight ends at once.
+    /// Any other ends once its engines have ended its parts.
+    fn end_late(&mut self) {
+        while let Some(&(deadline, transfer)) = self.deadlines.first()
+            && deadline <= Instant::now()
+        {
+            self.deadlines.pop_first();
+            if self.transfers.get_mut(&transfer).is_some_and(TransferState::stops) {
+                self.finish_if_done(transfer);
+            }
+        }
     }
 
     /// Recovers from a panic. The state of the transfers is unknown, so all transfers that have
@@ -120,7 +131,8 @@ impl RelayWorker {
                 other => self.backlog.push_back(other),
             }
         }
-        self.turns.clear();
+        self.turns = Default::default();
+        self.deadlines.clear();
         self.queues = EngineQueues::default();
         for (_, active) in self.transfers.drain() {
             // The values that a job owns drop with it.
@@ -149,6 +161,7 @@ impl RelayWorker {
             Err(failure) => return failure.end(job),
         };
         let active = TransferState::new(job, route, &self.shared, ordered);
+        self.deadlines.extend(active.deadline().map(|deadline| (deadline, transfer)));
         self.transfers.insert(transfer, active);
         if !ordered {
             self.begin_chunks(transfer);
@@ -192,10 +205,9 @@ impl RelayWorker {
     /// Queues a transfer whose order is satisfied, or ends it if there is nothing to copy.
     fn begin_chunks(&mut self, transfer: u64) {
         let Some(active) = self.transfers.get(&transfer) else { return };
-        if active.wants_slot() {
-            self.turns.push_back(transfer);
-        } else {
-            self.finish_if_done(transfer);
+        match active.turn() {
+            Some(engine_number) => push_back(&mut self.turns, engine_number, transfer),
+            None => self.finish_if_done(transfer),
         }
     }
 
@@ -203,22 +215,17 @@ impl RelayWorker {
     /// needs more chunks. Returns whether a chunk got a slot.
     ///
     /// A chunk needs only a slot, because engines serve all chunks in turn. So every slot returns.
-    /// A transfer waits at most once for each other transfer's turn.
+    /// A transfer waits at most once for each other transfer's turn. It ends at its turn if it was
+    /// cancelled.
     fn fill_slots(&mut self) -> bool {
-        let (mut has_filled, mut blocked) = (false, 0);
+        let mut has_filled = false;
         while !self.is_out_of_slots
-            && blocked < self.turns.len()
-            && let Some(transfer) = self.turns.pop_front()
+            && let Some((engine_number, transfer)) = self.next_turn()
         {
             let active = self.transfers.get_mut(&transfer);
             let Some(active) = active.filter(|active| active.wants_slot()) else { continue };
             if active.stops() {
                 self.finish_if_done(transfer);
-                continue;
-            }
-            if self.queues.has_next(active.route.engine_number(RelayStep::IntoBounce)) {
-                self.turns.push_back(transfer);
-                blocked += 1;
                 continue;
             }
             let Some(chunk) = active.route.chunking.chunk(active.next) else {
@@ -237,18 +244,35 @@ impl RelayWorker {
                     continue;
                 }
                 Ok(None) | Err(_) => {
-                    self.turns.push_front(transfer);
+                    if let Some(turns) = self.turns.get_mut(engine_number) {
+                        turns.push_front(transfer);
+                    }
                     self.is_out_of_slots = true;
+                    self.next_engine = engine_number;
                     return has_filled;
                 }
             };
             active.begin_chunk(transfer, chunk, slot, &mut self.queues);
             if active.wants_slot() {
-                self.turns.push_back(transfer);
+                push_back(&mut self.turns, engine_number, transfer);
             }
-            (has_filled, blocked) = (true, 0);
+            has_filled = true;
         }
         has_filled
+    }
+
+    /// Takes the transfer that gets the next slot, and the engine of its first hop. Transfers in the
+    /// two directions take turns, too.
+    fn next_turn(&mut self) -> Option<(EngineNumber, u64)> {
+        for engine_number in [self.next_engine, 1 - self.next_engine] {
+            if !self.queues.has_next(engine_number)
+                && let Some(transfer) = self.turns.get_mut(engine_number)?.pop_front()
+            {
+                self.next_engine = 1 - engine_number;
+                return Some((engine_number, transfer));
+            }
+        }
+        None
     }
 
     /// Submits waiting chunks to the engines, up to the limit of each. Returns whether there were
@@ -274,7 +298,7 @@ impl RelayWorker {
     /// Begins a hop of a chunk. Returns whether that succeeded; if not, the transfer has failed.
     fn copy(&mut self, part: PartId) -> bool {
         let Some(active) = self.transfers.get_mut(&part.transfer) else { return false };
-        if active.failure.is_some() {
+        if active.stops() || active.failure.is_some() {
             return false;
         }
         let plan = match active.plan_hop(part) {
@@ -314,7 +338,16 @@ impl RelayWorker {
             return;
         }
         let Some(active) = self.transfers.remove(&transfer) else { return };
+        if let Some(deadline) = active.job.options().deadline {
+            self.deadlines.remove(&(deadline, transfer));
+        }
         self.is_out_of_slots &= active.chunks.is_empty();
         active.end(&self.shared.bounce);
+    }
+}
+
+fn push_back(turns: &mut [VecDeque<u64>; 2], engine_number: EngineNumber, transfer: u64) {
+    if let Some(turns) = turns.get_mut(engine_number) {
+        turns.push_back(transfer);
     }
 }
