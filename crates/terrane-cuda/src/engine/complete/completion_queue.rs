@@ -187,6 +187,12 @@ impl CompletionQueue {
             if let Some(task) = queue.tasks.pop_front() {
                 let attends = !queue.is_attended && (queue.idle == 0 || task.is_short());
                 queue.is_attended |= attends;
+                // A thread that sleeps for a long task polls none of the others.
+                let is_awaited = !queue.is_attended && queue.idle > 0 && !queue.tasks.is_empty();
+                drop(queue);
+                if is_awaited {
+                    self.changed.notify_one();
+                }
                 return Some((task, attends));
             }
             if queue.senders == 0 {
