@@ -29,6 +29,17 @@ pub enum Declined {
         "cannot copy parts of pieces between these ends; use equal token orders, and copy all heads"
     )]
     BrokenPieces,
+    /// The engine lists the runs of broken-up pieces, and the plan has too many.
+    #[error(
+        "cannot list {runs} runs of pieces that are broken up, at most {limit}; copy fewer blocks at \
+         once, or use layouts with equal token orders"
+    )]
+    TooManyRuns {
+        /// The number of runs of the plan.
+        runs: u64,
+        /// The maximum number.
+        limit: u64,
+    },
     /// The engine cannot provide the durability that the transfer requires.
     #[error(
         "cannot make writes durable; leave the durability out, and sync the file after the transfer"

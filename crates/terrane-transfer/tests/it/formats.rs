@@ -16,8 +16,8 @@ use terrane_transfer::engines::{
     DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
 };
 use terrane_transfer::{
-    CopyEngine, CopyGrid, Endpoint, GridEnd, Planner, Transfer, TransferError, TransferManager,
-    TransferPlan,
+    CopyEngine, CopyGrid, Declined, Endpoint, GridEnd, Planner, Transfer, TransferError,
+    TransferManager, TransferOptions, TransferPlan,
 };
 
 fn host() -> Arc<dyn CopyEngine> {
@@ -192,4 +192,28 @@ fn loops_that_continue_each_other_are_one() {
     // K in pieces of eight elements, and V in single elements.
     assert_eq!(counts(&token_major, &paged), [[1, 128, 16], [1, 1024, 16]]);
     assert_eq!(counts(&paged, &token_major), [[1, 16, 128], [1, 16, 1024]]);
+}
+
+/// The disk engine lists the runs of broken-up pieces. It declines a transfer whose list would take
+/// gigabytes, before it lists any.
+#[test]
+fn pieces_that_are_broken_up_into_too_many_runs_are_declined_by_the_disk_engine() {
+    let config = LayoutConfig::builder().num_blocks(12).num_layers(80).outer_dim(2).page_size(16);
+    let config = config.inner_dim(1024).num_heads(8).token_order(TokenOrder::TokenMajor);
+    let config = config.element(ElementFormat::Width(2)).build().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let paged = endpoint(&paged::vllm_v0(&config, 8).unwrap(), &HeapAllocator::system());
+    let file = endpoint(&vllm::nhd(&config).unwrap(), &files);
+    let engine = DiskEngine::new(&DiskEngineOptions::default()).unwrap();
+    let quote = |blocks: &[u32]| {
+        let plan =
+            Planner::new().plan(&Transfer::new(&paged, &file).blocks(blocks, blocks)).unwrap();
+        engine.quote(&plan, &TransferOptions::default()).map(drop)
+    };
+    let all: Vec<u32> = (0..12).collect();
+    // A layer of a block has 2,048 runs of K and 16,384 of V.
+    let (runs, limit) = (12 * 80 * 18_432, 1 << 24);
+    assert_eq!(quote(&all), Err(Declined::TooManyRuns { runs, limit }));
+    assert_eq!(quote(&all[..11]), Ok(()));
 }

@@ -16,6 +16,10 @@ use crate::side::{Ends, Side};
 /// bytes or 4 KiB.
 pub(super) const REQUESTS: Alignment = Alignment::PAGE;
 
+/// The maximum number of runs of broken-up pieces in one transfer. Each takes 40 bytes, and as much
+/// again while the runs are sorted.
+const MOST_BROKEN_RUNS: u64 = 1 << 24;
+
 /// The kinds of the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileFlow {
@@ -75,6 +79,7 @@ impl DiskRoute {
     ///
     /// # Errors
     ///
+    /// [`Declined::TooManyRuns`] if pieces are broken up into too many runs to list.
     /// [`Declined::Kinds`] if no file takes part, or if an end is neither a file nor host memory;
     /// [`Declined::BrokenPieces`].
     pub(super) fn of(plan: &TransferPlan) -> Result<Self, Declined> {
@@ -88,6 +93,10 @@ impl DiskRoute {
         };
         let reach = Ends { source, destination }.map(reach);
         if plan.breaks_pieces() {
+            let (runs, limit) = (plan.run_count(), MOST_BROKEN_RUNS);
+            if runs > limit {
+                return Err(Declined::TooManyRuns { runs, limit });
+            }
             let is_reached = |side: Side, reach, alignment| match reach {
                 FileReach::Direct(_) => alignment >= needed_in_files(plan.end(side)),
                 FileReach::NotOffered
