@@ -29,10 +29,16 @@ enum Message {
 pub(super) struct Workers {
     /// Dropped before the threads are joined, so that the workers exit.
     jobs: Option<Sender<Job>>,
+    /// The requests that no worker has taken. If all workers hang, this thread ends those that stop.
+    waiting: Receiver<Job>,
     messages: Receiver<Message>,
     waker: WakeSender,
     /// The tokens of the requests in flight, by slot.
     tokens: Vec<Option<u64>>,
+    /// The deadlines of the requests in flight, by slot, as far as they have not passed.
+    deadlines: Vec<Option<Instant>>,
+    /// Whether requests were stopped that no worker may have taken.
+    has_stopped: bool,
     free: Vec<usize>,
     /// Whether the caller has stopped the request in a slot.
     stops: Arc<[AtomicBool]>,
@@ -62,16 +68,19 @@ impl Workers {
         let (sender, messages) = crossbeam_channel::unbounded();
         let mut workers = Self {
             jobs: Some(jobs),
+            waiting: job_receiver,
             messages,
             waker: WakeSender { messages: sender, is_pending: Arc::default() },
             tokens: vec![None; depth],
+            deadlines: vec![None; depth],
+            has_stopped: false,
             free: (0..depth).rev().collect(),
             stops: (0..depth).map(|_| AtomicBool::new(false)).collect(),
             spare_vectors: Vec::new(),
             threads: Vec::with_capacity(count),
         };
         for number in 0..count {
-            let jobs: Receiver<Job> = job_receiver.clone();
+            let jobs: Receiver<Job> = workers.waiting.clone();
             let messages = workers.waker.messages.clone();
             let stops = Arc::clone(&workers.stops);
             let thread = std::thread::Builder::new()
@@ -100,7 +109,7 @@ impl Workers {
     pub(super) fn submit(&mut self, transfer: Transfer) -> Result<(), StorageError> {
         let full = StorageError::QueueFull { depth: self.tokens.len() };
         let (Some(jobs), Some(slot)) = (&self.jobs, self.free.pop()) else { return Err(full) };
-        let token = transfer.token;
+        let (token, deadline) = (transfer.token, transfer.deadline);
         if let Some(stop) = self.stops.get(slot) {
             stop.store(false, Ordering::Relaxed);
         }
@@ -112,21 +121,25 @@ impl Workers {
         if let Some(place) = self.tokens.get_mut(slot) {
             *place = Some(token);
         }
+        if let Some(place) = self.deadlines.get_mut(slot) {
+            *place = deadline;
+        }
         Ok(())
     }
 
     /// Requests the workers to end, at their next step, the requests for which `select` returns
-    /// `true`.
-    pub(super) fn stop(&self, select: impl Fn(u64) -> bool) {
+    /// `true`. The next wait ends those that no worker has taken.
+    pub(super) fn stop(&mut self, select: impl Fn(u64) -> bool) {
         for (token, flag) in self.tokens.iter().zip(self.stops.iter()) {
             if token.is_some_and(&select) {
                 flag.store(true, Ordering::Relaxed);
+                self.has_stopped = true;
             }
         }
     }
 
-    /// Like [`IoQueue::wait`](super::IoQueue::wait). The workers check the deadlines between their
-    /// steps, so this function does not.
+    /// Like [`IoQueue::wait`](super::IoQueue::wait). The workers check the deadlines of the requests
+    /// that they have taken, between their steps. This function checks those of the others.
     pub(super) fn wait(
         &mut self,
         until: Option<Instant>,
@@ -135,15 +148,23 @@ impl Workers {
         let before = completions.len();
         let mut woken = false;
         loop {
+            let nearest = self.deadlines.iter().flatten().min().copied();
+            if self.has_stopped || nearest.is_some_and(|deadline| deadline <= Instant::now()) {
+                self.end_waiting(completions);
+                continue;
+            }
             while let Ok(message) = self.messages.try_recv() {
                 woken |= self.take(message, completions);
             }
             if completions.len() > before || woken || self.in_flight() == 0 {
                 return Ok(());
             }
-            let message = match until {
-                Some(until) => match self.messages.recv_deadline(until) {
+            let message = match until.into_iter().chain(nearest).min() {
+                Some(first) => match self.messages.recv_deadline(first) {
                     Ok(message) => message,
+                    Err(RecvTimeoutError::Timeout) if until.is_none_or(|until| first < until) => {
+                        continue;
+                    }
                     Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                         return Ok(());
                     }
@@ -157,12 +178,34 @@ impl Workers {
         }
     }
 
+    /// Ends the requests that must stop and that no worker has taken.
+    fn end_waiting(&mut self, completions: &mut Vec<IoCompletion>) {
+        self.has_stopped = false;
+        let now = Instant::now();
+        for deadline in &mut self.deadlines {
+            deadline.take_if(|deadline| *deadline <= now);
+        }
+        let waiting: Vec<Job> = self.waiting.try_iter().collect();
+        for Job { slot, transfer } in waiting {
+            if let Some(stop) = stop_of(&transfer, self.stops.get(slot)) {
+                let outcome = Err(Box::new(transfer.stopped(stop)));
+                self.take(Message::Finished { slot, transfer, outcome }, completions);
+            } else if let Some(jobs) = &self.jobs {
+                // The channel had room for it.
+                let _ = jobs.send(Job { slot, transfer });
+            }
+        }
+    }
+
     /// Processes a message. Returns whether it was a wake.
     fn take(&mut self, message: Message, completions: &mut Vec<IoCompletion>) -> bool {
         match message {
             Message::Finished { slot, transfer, outcome } => {
                 if let Some(token) = self.tokens.get_mut(slot) {
                     *token = None;
+                }
+                if let Some(deadline) = self.deadlines.get_mut(slot) {
+                    *deadline = None;
                 }
                 self.free.push(slot);
                 let outcome = outcome.map_err(|failure| *failure);

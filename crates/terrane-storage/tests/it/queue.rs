@@ -208,6 +208,46 @@ fn cancel_behind_a_busy_worker() -> u64 {
     cancelled
 }
 
+/// Workers that hang in system calls take no further request. Deadlines and cancellations of the
+/// others hold all the same.
+#[test]
+fn a_request_that_no_worker_has_taken_ends_at_its_deadline_or_cancellation() {
+    for is_cancelled in [false, true] {
+        // The test's thread can be late once, but hardly always.
+        let is_early = || end_behind_a_busy_worker(is_cancelled) < 23;
+        assert!((0..100).any(|_| is_early()), "it waited for the worker: {is_cancelled}");
+    }
+}
+
+/// Ends the last of 24 requests before a worker takes it, by a deadline or a cancellation. Returns
+/// its place among the completions.
+fn end_behind_a_busy_worker(is_cancelled: bool) -> usize {
+    let options = IoQueueOptions {
+        depth: 32,
+        backend: IoBackend::Threads,
+        threads: 1,
+        ..IoQueueOptions::default()
+    };
+    let mut queue = IoQueue::new(&options).unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let mut bytes = vec![2_u8; 4 << 20];
+    let pieces = [buffer(&mut bytes)];
+    for token in 0..24 {
+        let mut request = IoRequest::write(token, target(&file), count(token << 22), &pieces);
+        if token == 23 && !is_cancelled {
+            request = request.by(Instant::now() + Duration::from_millis(1));
+        }
+        // SAFETY: the buffer, which is only read, and the file outlive the drain.
+        unsafe { queue.submit(&request) }.unwrap();
+    }
+    if is_cancelled {
+        queue.cancel(23).unwrap();
+    }
+    let completions = drain(&mut queue);
+    assert_eq!(completions.len(), 24);
+    completions.iter().position(|completion| completion.token == 23).unwrap()
+}
+
 #[test]
 fn dropping_the_queue_ends_the_requests_in_flight() {
     for queue in queues("dropping_the_queue_ends_the_requests_in_flight", 16) {
