@@ -16,8 +16,8 @@ const SHARE: usize = 16 << 20;
 /// The most threads that fill a table. More of them share the same memory bandwidth.
 const MOST_THREADS: usize = 4;
 
-/// So many equal values, in huge pages where the system has them: a random read of a large table
-/// otherwise costs a page walk, too. Several threads fill a large table, because the kernel clears
+/// Returns `count` values, in huge pages where the system has them. Without huge pages, a random read of
+/// a large table also costs a page walk. Several threads fill a large table, because the kernel clears
 /// each page at its first use.
 #[expect(unsafe_code, reason = "the length of a vector that several threads have filled")]
 pub(crate) fn filled<T: Send>(count: usize, value: impl Fn() -> T + Sync) -> Box<[T]> {

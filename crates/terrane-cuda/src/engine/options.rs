@@ -39,11 +39,13 @@ pub struct DeviceEngineOptions {
     /// blocks reach the rate of a kernel on all multiprocessors for reads, and 0.96 of it for
     /// writes.
     pub peer_ctas: NonZeroU32,
-    /// Thread blocks of a kernel within the device's memory; `None` for as many as there is work
-    /// for. `None` is fastest, because the device then schedules the thread blocks in order.
-    /// Another kernel's thread blocks run whenever some of these end, which is every few
-    /// microseconds. The option also limits the kernels for checksums of a copy within the device
-    /// or to and from another one; their thread blocks take longer, some 60 µs.
+    /// The maximum number of thread blocks of a kernel within the device's memory. With `None`, a
+    /// kernel has as many as it has work for. That is fastest, because the device then schedules
+    /// the thread blocks in order. Thread blocks of other kernels start when some of these end,
+    /// every few microseconds.
+    ///
+    /// The limit also applies to the checksum kernels of copies within the device, and between
+    /// devices. Their thread blocks take about 60 µs.
     pub relayout_ctas: Option<NonZeroU32>,
     /// The maximum number of bytes that one request, or one kernel that uses the wire, copies.
     pub request_bytes: ByteCount,

@@ -19,7 +19,7 @@ pub(crate) struct Backend {
     pub(crate) memory: Vec<MemoryType>,
     pub(crate) requirement: BackendRequirement,
     pub(crate) file_access: FileAccess,
-    /// The maximum number of I/Os in flight; `None` if unlimited.
+    /// The maximum number of I/Os in flight; `None` if no limit is known.
     pub(crate) ios: Option<Arc<IoLimit>>,
     /// Whether all I/Os of a request have ended when the backend reports its failure.
     pub(crate) fails_at_the_end: bool,

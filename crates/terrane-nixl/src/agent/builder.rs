@@ -33,8 +33,8 @@ pub struct AgentBuilder {
 
 impl AgentBuilder {
     /// Creates a builder for an agent of this name, which must be unique among the agents that
-    /// exchange metadata. The agent has a progress thread that polls when data arrives and every
-    /// millisecond. It has no backend yet.
+    /// exchange metadata. The agent has no backend yet. Its backends will have a progress thread,
+    /// which polls when data arrives and at least every millisecond.
     pub fn new(name: impl Into<AgentName>) -> Self {
         Self {
             name: name.into(),
@@ -66,15 +66,17 @@ impl AgentBuilder {
         Self { name: name.into(), ..self }
     }
 
-    /// Sets whether backends have their own progress thread, and its interval between two polls.
-    /// The interval is rounded up to whole microseconds; the default is a millisecond.
+    /// Sets whether backends have a progress thread, and the longest time between two of its polls.
+    /// The time is rounded up to whole microseconds. The default is a millisecond.
     ///
-    /// UCX rounds the interval to whole milliseconds, and polls without it while data arrives. A
-    /// thread that never sleeps (`Duration::ZERO`, NIXL's own default) occupies a processor for the
-    /// agent's lifetime. It also contends for a lock with threads that transfer. It answers peers
-    /// that write by messages some microseconds sooner, and makes transfers of many pieces slower.
-    /// Without a progress thread, requests of peers wait until this agent polls the status of a
-    /// transfer.
+    /// UCX rounds the time to whole milliseconds, and polls at once when data arrives.
+    ///
+    /// With `Duration::ZERO`, NIXL's own default, the thread never sleeps. It then occupies a
+    /// processor for the agent's lifetime, and contends for a lock with threads that transfer. Peers
+    /// that write by messages get an answer some microseconds sooner. Transfers of many pieces take
+    /// longer.
+    ///
+    /// With `None`, requests of peers wait until this agent polls the status of a transfer.
     pub fn progress_thread(self, delay: Option<Duration>) -> Self {
         Self { progress: delay, ..self }
     }

@@ -101,9 +101,10 @@ const NAME: &str = "nixl";
 ///
 /// For a file, POSIX and GDS_MT of NIXL 1.5.1 report a failure only once all I/Os of the request
 /// have ended. POSIX does so with its default, the kernel's asynchronous I/O. The memory is
-/// therefore free when the error arrives. With other backends and releases, I/Os may continue, and
-/// a file has no connection to close: that memory is never used again, and the request keeps its
-/// I/Os. A backend with too few I/Os left for a request is declined ([`Declined::NoIosLeft`]). GDS of
+/// therefore free when the error arrives. With other backends and releases, a failed request may
+/// still access the memory. A file has no connection that the engine could close. So the engine
+/// leaks the memory and the I/Os of the request. A backend with too few I/Os left for a request is
+/// declined ([`Declined::NoIosLeft`]). GDS of
 /// NIXL 1.5.1 reports no failure of an I/O. The engine fails a write after which the file is too
 /// short ([`RequestError::WrittenShort`]). Use GDS_MT if other errors must be reported.
 ///

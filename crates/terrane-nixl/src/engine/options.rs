@@ -30,8 +30,9 @@ pub struct NixlEngineOptions {
     /// region. A list is released when its endpoint has dropped and the engine is used with another
     /// endpoint.
     pub prepared_descriptors: usize,
-    /// The amount of work before a list is prepared: the descriptors listed without it, at both
-    /// ends, as a multiple of its length. 0 prepares it for the first request.
+    /// The number of descriptors that requests list before the engine prepares a list, as a
+    /// multiple of the list's length. Each end counts its own. With 0, the engine prepares the
+    /// lists for the first request.
     pub prepare_threshold: u32,
     /// The time for which the engine's thread polls without sleeping after a request has begun or
     /// ended. Some transports of UCX move bytes only while a thread polls. A network card continues

@@ -29,8 +29,8 @@ struct Holder {
     layouts: Vec<Arc<LayoutDescriptor>>,
 }
 
-/// The bytes of a layout. No other agent of this process can claim them while this value lives or
-/// its peer is known.
+/// A claim on the bytes of a layout. Another agent of this process cannot claim them until this
+/// value drops or its peer has ended.
 pub(super) struct Claim {
     connections: Vec<Arc<[u8]>>,
     peer: PeerId,

@@ -53,8 +53,9 @@ impl LoadedPeers {
         self.replaced.extend(self.peers.remove(name));
     }
 
-    /// Removes a peer that NIXL no longer needs: one whose name another process has, one that NIXL
-    /// has lost, or, if there are too many, the one that ended first.
+    /// Removes an ended peer that NIXL need not keep. A peer whose name another process has goes
+    /// first, then a peer that NIXL has lost. The peer that ended first goes only if more than
+    /// [`MAX_ENDED_PEERS`] have ended.
     pub(super) fn take_excess(&mut self) -> Option<Arc<Peer>> {
         if let Some(index) = self.replaced.iter().position(|known| known.ended.is_some()) {
             return Some(self.replaced.swap_remove(index).peer);

@@ -92,8 +92,8 @@ pub struct Padding {
 pub struct HostNeeds {
     /// Huge pages of 2 MiB for all ranks.
     pub huge_pages: u64,
-    /// The command that reserves them. `vm.nr_hugepages` is the machine's total: pages in use are added if the machine
-    /// is known, and no page is given back.
+    /// The command that reserves them. `vm.nr_hugepages` is the machine's total. If the machine is known, the value
+    /// includes the pages in use, and is at least the present total.
     pub sysctl: String,
     /// Registrations with the driver on one rank, of at most 64 GiB each.
     pub registrations: u64,

@@ -337,8 +337,8 @@ impl<A: Allocate> Pool<A> {
         if let Some(record) = self.take_pending(class, tag, stream) {
             return Ok(self.make_block(record, tag));
         }
-        // A freed larger block of a stream would return to its own class, where the stream does not
-        // look for the next block of this one.
+        // A freed block returns to its own class. A stream that used a larger block would not look for
+        // it there at the next request of this class.
         if stream.is_none()
             && let Some(block) = self.take_larger(class, request.bytes, tag)
         {

@@ -22,17 +22,17 @@ pub(crate) struct IoNumbers {
 }
 
 impl IoCounts {
-    fn blocks(&self, is_store: bool) -> &AtomicU64 {
-        if is_store { &self.writes } else { &self.reads }
+    fn blocks(&self, is_write: bool) -> &AtomicU64 {
+        if is_write { &self.writes } else { &self.reads }
     }
 
     // Relaxed, here and below: numbers order nothing.
-    pub(super) fn begun(&self, is_store: bool) {
-        self.blocks(is_store).fetch_add(1, Ordering::Relaxed);
+    pub(super) fn begun(&self, is_write: bool) {
+        self.blocks(is_write).fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn ended(&self, is_store: bool) {
-        self.blocks(is_store).fetch_sub(1, Ordering::Relaxed);
+    pub(super) fn ended(&self, is_write: bool) {
+        self.blocks(is_write).fetch_sub(1, Ordering::Relaxed);
     }
 
     pub(super) fn requested(&self) {

@@ -209,7 +209,8 @@ impl SyncState {
         Self { is_written: AtomicBool::new(false), failure: Mutex::new(None) }
     }
 
-    /// Syncs by `sync` if that is needed. After a failure it only returns that.
+    /// Calls `sync` if bytes were written since the last one. Once a sync has failed, it returns that
+    /// error instead.
     fn run(&self, sync: impl FnOnce() -> Result<(), OsError>) -> Result<(), OsError> {
         let mut failure = lock(&self.failure);
         if let Some(error) = *failure {

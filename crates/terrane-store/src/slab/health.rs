@@ -50,13 +50,13 @@ impl HealthState {
     }
 
     /// Why a block cannot be read or written now.
-    pub(super) fn refusal(&self, is_store: bool) -> Option<SlabFailure> {
+    pub(super) fn refusal(&self, is_write: bool) -> Option<SlabFailure> {
         if self.step.load(Ordering::Relaxed) == GOOD {
             return None;
         }
         match self.get() {
             SlabHealth::Good => None,
-            SlabHealth::ReadOnly(reason) => is_store.then_some(SlabFailure::ReadOnly(reason)),
+            SlabHealth::ReadOnly(reason) => is_write.then_some(SlabFailure::ReadOnly(reason)),
             SlabHealth::Off(reason) => Some(SlabFailure::Refused(reason)),
         }
     }

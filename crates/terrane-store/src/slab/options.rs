@@ -10,7 +10,7 @@ pub(crate) struct SlabOptions {
     pub(crate) depth: u32,
     /// The maximum number of bytes of one request. Larger blocks are split.
     pub(crate) request: ByteCount,
-    /// The maximum number of store requests in flight while loads wait.
+    /// The maximum number of requests to write in flight while reads wait.
     pub(crate) max_writes_while_reads_wait: usize,
     /// The call of [`Slabs::sync`](super::Slabs::sync): none, `fdatasync` or `fsync`.
     pub(crate) durability: Durability,

@@ -52,7 +52,8 @@ pub(crate) enum SlabDirection {
     Write,
 }
 
-/// One block to read or to write. Its length is that of all buffers together: 1 byte to a slot.
+/// A block to read or to write. Its length is the sum of its buffers' lengths: at least 1 byte, at most
+/// a slot.
 pub(crate) struct SlabRequest {
     pub(crate) job: JobId,
     /// The block's place in the job, for the sink.

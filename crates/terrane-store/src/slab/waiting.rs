@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use crate::slab::request::Priority;
 
-/// The next load is expected for this long after a load.
-const LOAD_EXPECTED_FOR: Duration = Duration::from_millis(100);
+/// After a read, the next one is expected for this long.
+const READ_EXPECTED_FOR: Duration = Duration::from_millis(100);
 
-/// The factor by which the limit on stores in flight grows while a load is expected but none is in
-/// flight. The next load waits for these stores, and a device with few requests is slow.
+/// The factor by which the limit of writes grows while a read is expected but none is in flight. The
+/// next read waits for these writes. With fewer requests, the device would be slow.
 const EXPECTING_FACTOR: usize = 4;
 
-/// A store without a deadline goes before loads after it has waited this long.
+/// A write without a deadline goes before reads after it has waited this long.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// The place of a waiting block among those of its direction.
@@ -22,38 +22,40 @@ pub(super) struct Turn {
     pub(super) priority: Priority,
     /// The order of arrival.
     pub(super) number: u64,
-    /// For a store: when it goes before loads.
+    /// For a write: when it goes before reads.
     pub(super) urgent: Option<Instant>,
 }
 
-/// The requests in the in_flight.
+/// The requests in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct InFlight {
-    pub(super) loads: usize,
-    pub(super) stores: usize,
-    /// The bytes of the loads.
-    pub(super) load_bytes: u64,
-    /// When the last load was seen.
-    pub(super) last_load: Option<Instant>,
+    pub(super) reads: usize,
+    pub(super) writes: usize,
+    /// The bytes of the reads.
+    pub(super) read_bytes: u64,
+    /// When the last read began or ended.
+    pub(super) last_read: Option<Instant>,
 }
 
 impl InFlight {
-    /// Whether there was a load shortly before.
-    fn expects_loads(&self, now: Instant) -> bool {
-        let lingers = |last: Instant| now.saturating_duration_since(last) < LOAD_EXPECTED_FOR;
-        self.last_load.is_some_and(lingers)
+    /// Whether there was a read shortly before.
+    fn expects_reads(&self, now: Instant) -> bool {
+        let lingers = |last: Instant| now.saturating_duration_since(last) < READ_EXPECTED_FOR;
+        self.last_read.is_some_and(lingers)
     }
 }
 
 /// Blocks that have parts to submit: by priority, and first come, first served.
 ///
-/// Loads go before stores. While loads are in flight, at most `max_writes_while_reads_wait` requests of
-/// stores are. Shortly after, a few more are, and later as many as the queue takes. A store whose time is half over
-/// goes before loads, within the same limit: loads that never pause must not keep it from its deadline.
+/// Reads go before writes. While reads are in flight, at most `max_writes_while_reads_wait` requests to
+/// write are. For 100 ms after the last read, the limit is four times as high. Then there is none.
+///
+/// A write goes before reads once half of its time to the deadline has passed. The same limit applies.
+/// So it ends in time, even if reads never pause.
 #[derive(Debug)]
 pub(super) struct WaitingBlocks {
-    loads: BTreeMap<(Reverse<Priority>, u64), usize>,
-    stores: BTreeMap<(Reverse<Priority>, u64), usize>,
+    reads: BTreeMap<(Reverse<Priority>, u64), usize>,
+    writes: BTreeMap<(Reverse<Priority>, u64), usize>,
     urgent: BTreeSet<(Instant, u64, usize)>,
     max_writes_while_reads_wait: usize,
 }
@@ -61,18 +63,18 @@ pub(super) struct WaitingBlocks {
 impl WaitingBlocks {
     pub(super) fn new(max_writes_while_reads_wait: usize) -> Self {
         Self {
-            loads: BTreeMap::new(),
-            stores: BTreeMap::new(),
+            reads: BTreeMap::new(),
+            writes: BTreeMap::new(),
             urgent: BTreeSet::new(),
             max_writes_while_reads_wait: max_writes_while_reads_wait.max(1),
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.loads.is_empty() && self.stores.is_empty()
+        self.reads.is_empty() && self.writes.is_empty()
     }
 
-    /// When a store that arrives now goes before loads.
+    /// When a write that arrives now goes before reads.
     pub(super) fn urgent_at(now: Instant, deadline: Option<Instant>) -> Instant {
         match deadline {
             Some(deadline) => now + deadline.saturating_duration_since(now) / 2,
@@ -83,10 +85,10 @@ impl WaitingBlocks {
     pub(super) fn insert(&mut self, turn: Turn, block: usize) {
         let key = (Reverse(turn.priority), turn.number);
         match turn.urgent {
-            None => self.loads.insert(key, block),
+            None => self.reads.insert(key, block),
             Some(at) => {
                 self.urgent.insert((at, turn.number, block));
-                self.stores.insert(key, block)
+                self.writes.insert(key, block)
             }
         };
     }
@@ -94,40 +96,40 @@ impl WaitingBlocks {
     pub(super) fn remove(&mut self, turn: Turn, block: usize) {
         let key = (Reverse(turn.priority), turn.number);
         match turn.urgent {
-            None => self.loads.remove(&key),
+            None => self.reads.remove(&key),
             Some(at) => {
                 self.urgent.remove(&(at, turn.number, block));
-                self.stores.remove(&key)
+                self.writes.remove(&key)
             }
         };
     }
 
     /// The block whose next part is submitted now.
     pub(super) fn next(&self, now: Instant, in_flight: InFlight) -> Option<usize> {
-        let limited = in_flight.stores < self.max_writes_while_reads_wait;
+        let limited = in_flight.writes < self.max_writes_while_reads_wait;
         if limited
             && let Some(&(at, _, block)) = self.urgent.first()
             && at <= now
         {
             return Some(block);
         }
-        if let Some((_, &block)) = self.loads.first_key_value() {
+        if let Some((_, &block)) = self.reads.first_key_value() {
             return Some(block);
         }
-        let may_store = match in_flight.loads {
-            0 if in_flight.expects_loads(now) => {
-                in_flight.stores < EXPECTING_FACTOR * self.max_writes_while_reads_wait
+        let may_write = match in_flight.reads {
+            0 if in_flight.expects_reads(now) => {
+                in_flight.writes < EXPECTING_FACTOR * self.max_writes_while_reads_wait
             }
             0 => true,
             _ => limited,
         };
-        self.stores.values().next().copied().filter(|_| may_store)
+        self.writes.values().next().copied().filter(|_| may_write)
     }
 
-    /// When [`next`](Self::next) may change without a completion: a store goes before loads.
+    /// When [`next`](Self::next) may change without a completion: a write goes before reads.
     pub(super) fn next_change(&self, now: Instant) -> Option<Instant> {
         let first = self.urgent.first().map(|&(at, ..)| at);
-        first.filter(|&at| at > now && !self.loads.is_empty())
+        first.filter(|&at| at > now && !self.reads.is_empty())
     }
 }
 
@@ -135,54 +137,54 @@ impl WaitingBlocks {
 mod tests {
     use super::*;
 
-    fn load(priority: Priority, number: u64) -> Turn {
+    fn read(priority: Priority, number: u64) -> Turn {
         Turn { priority, number, urgent: None }
     }
 
     #[test]
-    fn loads_go_before_stores_by_priority_and_arrival() {
+    fn reads_go_before_writes_by_priority_and_arrival() {
         let (now, mut waiting) = (Instant::now(), WaitingBlocks::new(2));
         let later = Some(now + LONGEST_WAIT);
-        waiting.insert(Turn { urgent: later, ..load(Priority::High, 0) }, 10);
-        waiting.insert(load(Priority::Low, 1), 11);
-        waiting.insert(load(Priority::Normal, 2), 12);
-        waiting.insert(load(Priority::Normal, 3), 13);
+        waiting.insert(Turn { urgent: later, ..read(Priority::High, 0) }, 10);
+        waiting.insert(read(Priority::Low, 1), 11);
+        waiting.insert(read(Priority::Normal, 2), 12);
+        waiting.insert(read(Priority::Normal, 3), 13);
         let mut in_flight = InFlight::default();
         for (expected, turn) in [
-            (12, load(Priority::Normal, 2)),
-            (13, load(Priority::Normal, 3)),
-            (11, load(Priority::Low, 1)),
+            (12, read(Priority::Normal, 2)),
+            (13, read(Priority::Normal, 3)),
+            (11, read(Priority::Low, 1)),
         ] {
             assert_eq!(waiting.next(now, in_flight), Some(expected));
             waiting.remove(turn, expected);
-            in_flight.loads += 1;
+            in_flight.reads += 1;
         }
         assert_eq!(waiting.next(now, in_flight), Some(10));
-        in_flight.stores = 2;
-        assert_eq!(waiting.next(now, in_flight), None, "K requests of stores are in the device");
-        in_flight.loads = 0;
-        in_flight.last_load = Some(now);
+        in_flight.writes = 2;
+        assert_eq!(waiting.next(now, in_flight), None, "the limit of writes is reached");
+        in_flight.reads = 0;
+        in_flight.last_read = Some(now);
         assert_eq!(waiting.next(now, in_flight), Some(10));
-        in_flight.stores = 2 * EXPECTING_FACTOR;
-        assert_eq!(waiting.next(now, in_flight), None, "the next load is expected");
-        assert_eq!(waiting.next(now + LOAD_EXPECTED_FOR, in_flight), Some(10));
+        in_flight.writes = 2 * EXPECTING_FACTOR;
+        assert_eq!(waiting.next(now, in_flight), None, "the next read is expected");
+        assert_eq!(waiting.next(now + READ_EXPECTED_FOR, in_flight), Some(10));
     }
 
     #[test]
-    fn a_store_whose_time_is_half_over_goes_before_loads() {
+    fn a_write_goes_before_reads_after_half_of_its_time() {
         let (now, mut waiting) = (Instant::now(), WaitingBlocks::new(1));
         let deadline = now + Duration::from_secs(2);
         let urgent = WaitingBlocks::urgent_at(now, Some(deadline));
         assert_eq!(urgent, now + Duration::from_secs(1));
-        let store = Turn { urgent: Some(urgent), ..load(Priority::Low, 5) };
-        waiting.insert(store, 1);
-        waiting.insert(load(Priority::High, 6), 2);
-        let in_flight = InFlight { loads: 3, ..InFlight::default() };
+        let write = Turn { urgent: Some(urgent), ..read(Priority::Low, 5) };
+        waiting.insert(write, 1);
+        waiting.insert(read(Priority::High, 6), 2);
+        let in_flight = InFlight { reads: 3, ..InFlight::default() };
         assert_eq!(waiting.next(now, in_flight), Some(2));
         assert_eq!(waiting.next_change(now), Some(urgent));
         assert_eq!(waiting.next(urgent, in_flight), Some(1));
-        assert_eq!(waiting.next(urgent, InFlight { stores: 1, ..in_flight }), Some(2));
-        waiting.remove(store, 1);
+        assert_eq!(waiting.next(urgent, InFlight { writes: 1, ..in_flight }), Some(2));
+        waiting.remove(write, 1);
         assert_eq!(waiting.next_change(now), None);
         assert_eq!(waiting.next(urgent, in_flight), Some(2));
     }

@@ -99,15 +99,15 @@ use crate::store::why::Why;
 ///
 /// # Prefixes
 ///
-/// A block of a prefix is useless without the blocks before it. So list the keys of a job in the order of
-/// their prefix, its head first. The last key of a `put`, `get` or `touch` counts as the first one that
-/// was used. The blocks that one job adds to a tier enter the eviction policy from its last key to its
-/// first one: those of a put or a promotion, and those that a durable put writes down. So the tail of a
-/// prefix is evicted before its head, unless later uses change that.
+/// A block of a prefix is useless without the blocks before it. So the tail of a prefix should be evicted
+/// before its head. List the keys of a job in the order of the prefix, its head first. A `put`, `get` or
+/// `touch` then uses the keys in reverse order: its first key is the most recently used one. The blocks
+/// that a job adds to a tier enter the eviction policy in reverse order, too. These are the blocks of a
+/// put or a promotion, and those that a durable put writes to a slower tier.
 ///
-/// Later uses follow the policy. [`S3Fifo`](crate::S3Fifo) keeps a block longer that it evicted lately and
-/// that comes again, wherever the block is in its prefix. Blocks have no such order in a slower tier if
-/// the store writes them back by itself, in a `sync` or in a close.
+/// Later uses can change this order, by the rules of the policy. [`S3Fifo`](crate::S3Fifo) keeps a block
+/// longer if it evicted the block lately and the block was added again. Blocks have no such order in a
+/// slower tier if the store writes them back by itself, in a `sync` or in a close.
 ///
 /// The order counts within a job only. The blocks of a later put are newer than the prefix that they
 /// continue, until a job names both. A removal, a damage or a lease changes nothing for the other blocks
@@ -266,9 +266,9 @@ impl Store {
         submit::promote(self.core(), keys, tier, options)
     }
 
-    /// Removes blocks from all tiers. They are absent when this returns. The job ends when a restart
-    /// does not bring them back. A put that writes such a key meanwhile stores nothing. A later
-    /// put of the key, which waits for the first one, stores its block.
+    /// Removes blocks from all tiers. They are absent when this call returns. The job ends when the
+    /// removal is durable, so that the blocks stay absent after a restart. A put of such a key that is
+    /// in progress stores nothing. A later put of the key waits for it, and stores its block.
     ///
     /// # Errors
     ///

@@ -3,9 +3,9 @@
 //! - `hit/…`: acquire and release of cached blocks of 4 to 512 KiB, by one thread and by two;
 //! - `handover/…`: blocks acquired by one thread and released by another;
 //! - `stream/…`: a block acquired on a stream and released there;
-//! - `replay/…`: random and serving-like sequences, by one thread and by two, over an upstream that
-//!   all designs share, once at the cost of a driver and once free: the time of a step, and the
-//!   peak of held bytes compared with the peak of requested bytes;
+//! - `replay/…`: random and serving-like sequences, by one thread and by two. All designs use the same
+//!   upstream, once at the cost of a driver and once free. The cases measure the time of a step, and
+//!   the ratio of the peaks of held and of requested bytes;
 //! - `full/…`: mixed sizes in a full pool: held and requested bytes, and a refusal;
 //! - `budget/…`: reservations in a tree of budgets.
 #![forbid(unsafe_code)]

@@ -52,8 +52,9 @@ struct Level {
 const MAX_BLOCK_BYTES: u64 = (1 << 31) - 4 * ROW_BYTES;
 
 impl SumShape {
-    /// The order of some layers and tokens of each block; `None` if the kernels cannot address them:
-    /// rows over several regions, a region for each layer of each block, or blocks of 2 GiB or more.
+    /// Returns the order in which a kernel sums some layers and tokens of each block. `None` if the
+    /// kernels cannot address them: rows over several regions, a region for each layer of each block,
+    /// blocks of 2 GiB or more, or too many sections or axes.
     pub(crate) fn of(geometry: &Geometry, layers: Range<u32>, tokens: &Range<u32>) -> Option<Self> {
         let all = geometry.num_layers();
         let has_layers = |section: &&Section| all == 1 || section.steps(Axis::Layer).count() > 1;

@@ -28,14 +28,14 @@ pub(crate) struct Packing {
     pub(crate) page: Option<Page>,
 }
 
-/// The index that changes slowest.
+/// The order of the indices of cells, from the one that changes slowest to the fastest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PackingOrder {
-    /// Blocks are whole: blocks, layers, outers.
+    /// Block, layer, outer: each block is contiguous.
     Blocks,
-    /// A layer's part of a block is whole: layers, blocks, outers.
+    /// Layer, block, outer: the part of a block in a layer is contiguous.
     Layers,
-    /// Only units are whole: layers, outers, blocks.
+    /// Layer, outer, block: only units are contiguous.
     Outers,
 }
 

@@ -65,9 +65,10 @@ impl Agent {
     /// Layouts that were imported before are unusable: transfers with them fail. The peer has
     /// another [`PeerId`](terrane_core::PeerId) from now on. An unknown peer is imported.
     ///
-    /// A process that hangs does not keep its name: its replacement is imported while transfers
-    /// with the old process are in flight. These end at their deadline. Their local blocks stay in
-    /// use until NIXL reports that they are no longer read or written, which may never happen.
+    /// A process that hangs does not reserve its name. Its replacement can be imported while
+    /// transfers with the old process are in flight. These transfers end at their deadline. Their
+    /// local blocks stay in use until NIXL reports that it no longer accesses them. NIXL may never
+    /// report that.
     ///
     /// # Errors
     ///

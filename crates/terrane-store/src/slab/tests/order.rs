@@ -45,7 +45,7 @@ fn order(results: &Results, count: usize) -> Vec<usize> {
 }
 
 #[test]
-fn loads_go_before_stores_then_by_priority_then_by_arrival() {
+fn reads_go_before_writes_then_by_priority_then_by_arrival() {
     let folder = tempfile::tempdir().unwrap();
     let slabs = one_by_one(folder.path());
     let mut memory: Vec<Guarded> = (0..8).map(|_| Guarded::new(&[(0, 4096)])).collect();
@@ -69,7 +69,7 @@ fn loads_go_before_stores_then_by_priority_then_by_arrival() {
     let requests = requests.collect();
     // SAFETY: the memory is kept until all have ended.
     unsafe { slabs.submit(requests) };
-    // It is the last store otherwise. A lower priority changes nothing.
+    // It is the last write otherwise. A lower priority changes nothing.
     slabs.raise(JobId::new(3), Priority::High);
     slabs.raise(JobId::new(2), Priority::Low);
     drop(go_on);
@@ -138,12 +138,12 @@ struct Again {
     buffer: IoBuffer,
     stop: Arc<AtomicBool>,
     running: Arc<Results>,
-    loads: Arc<AtomicUsize>,
+    reads: Arc<AtomicUsize>,
 }
 
 impl SlabSink for Again {
     fn block_ended(&self, index: usize, _: SlabResult) {
-        self.loads.fetch_add(1, Ordering::Relaxed);
+        self.reads.fetch_add(1, Ordering::Relaxed);
         if self.stop.load(Ordering::Relaxed) {
             return self.running.block_ended(index, Err(SlabFailure::Closed));
         }
@@ -152,24 +152,24 @@ impl SlabSink for Again {
             buffer: self.buffer,
             stop: Arc::clone(&self.stop),
             running: Arc::clone(&self.running),
-            loads: Arc::clone(&self.loads),
+            reads: Arc::clone(&self.reads),
         });
         let buffers = [self.buffer].into_iter().collect();
         let next = NewRequest { index, ..request(1, buffers, READ) }.to(&sink);
-        // SAFETY: the test keeps the memory until the loads have stopped.
+        // SAFETY: the test keeps the memory until the reads have stopped.
         unsafe { self.slabs.submit(vec![next]) };
     }
 }
 
 #[test]
-fn a_store_ends_within_its_deadline_although_loads_never_pause() {
+fn a_write_ends_within_its_deadline_although_reads_never_pause() {
     let folder = memory_folder();
     let options =
         SlabOptions { depth: 1, max_writes_while_reads_wait: 1, ..SlabOptions::default() };
     let slabs = open_one(folder.path(), group(4096, 8), &options);
     let mut memory: Vec<Guarded> = (0..9).map(|_| Guarded::new(&[(0, 4096)])).collect();
     let running = Arc::new(Results::default());
-    let (stop, loads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let (stop, reads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let (source, targets) = memory.split_first_mut().unwrap();
     for (index, target) in targets.iter_mut().enumerate() {
         let again = Again {
@@ -177,7 +177,7 @@ fn a_store_ends_within_its_deadline_although_loads_never_pause() {
             buffer: target.buffers()[0],
             stop: Arc::clone(&stop),
             running: Arc::clone(&running),
-            loads: Arc::clone(&loads),
+            reads: Arc::clone(&reads),
         };
         again.block_ended(index, Err(SlabFailure::Closed));
     }
@@ -189,10 +189,10 @@ fn a_store_ends_within_its_deadline_although_loads_never_pause() {
     stop.store(true, Ordering::Relaxed);
     running.take(8);
     assert!(result.is_ok(), "{result:?}");
-    assert!(ended_at < deadline && loads.load(Ordering::Relaxed) > 100);
+    assert!(ended_at < deadline && reads.load(Ordering::Relaxed) > 100);
     assert!(
         ended_at >= begin + Duration::from_millis(1900),
-        "loads went first for half of the time"
+        "reads went first for half of the time"
     );
 }
 

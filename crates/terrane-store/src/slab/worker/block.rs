@@ -117,7 +117,7 @@ impl Block {
         }
     }
 
-    pub(super) fn is_store(&self) -> bool {
+    pub(super) fn is_write(&self) -> bool {
         self.direction == SlabDirection::Write
     }
 

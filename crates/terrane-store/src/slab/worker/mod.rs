@@ -21,7 +21,7 @@ use crate::slab::waiting::{InFlight, Turn, WaitingBlocks};
 use block::{Block, Ended};
 use parts::Part;
 
-/// The bytes of loads in flight that keep one device busy. Drives split a request of this size into
+/// The bytes of reads in flight that keep one device busy. Drives split a request of this size into
 /// many commands.
 const WINDOW: u64 = 2 << 20;
 
@@ -38,9 +38,9 @@ pub(super) struct Worker {
     /// The deadlines of blocks that have parts left to submit.
     deadlines: BTreeSet<(Instant, usize)>,
     in_flight: InFlight,
-    /// The bytes of waiting loads that were not submitted.
-    loads_left: u64,
-    /// The bytes of loads in flight that keep the devices busy.
+    /// The bytes of waiting reads that were not submitted.
+    reads_left: u64,
+    /// The bytes of reads in flight that keep the devices busy.
     window: u64,
     /// Blocks that have bytes to add to their checksum.
     to_sum: VecDeque<usize>,
@@ -72,7 +72,7 @@ impl Worker {
             waiting: WaitingBlocks::new(options.max_writes_while_reads_wait),
             deadlines: BTreeSet::new(),
             in_flight: InFlight::default(),
-            loads_left: 0,
+            reads_left: 0,
             window: WINDOW * shared.files.folders(),
             to_sum: VecDeque::new(),
             ended: Vec::new(),
@@ -129,14 +129,14 @@ impl Worker {
     }
 
     fn begin(&mut self, request: SlabRequest, now: Instant) {
-        let is_store = request.direction == SlabDirection::Write;
+        let is_write = request.direction == SlabDirection::Write;
         let lengths = request.buffers.iter().map(|buffer| buffer.length);
         let total = lengths.collect::<Result<ByteCount, _>>().map_or(u64::MAX, ByteCount::get);
         let (group, slot) = (request.group, request.slot);
         let outside = || Arc::new(StoreError::OutsideSlabs { group, slot, bytes: total });
         let place = self.shared.files.place(group, slot, total);
         let place = place.ok_or_else(|| SlabFailure::Refused(outside()));
-        let refusal = self.shared.health.refusal(is_store);
+        let refusal = self.shared.health.refusal(is_write);
         let place = match (place, refusal, request.deadline) {
             (Err(failure), ..) | (_, Some(failure), _) => Err(failure),
             (Ok(_), None, Some(deadline)) if deadline <= now => Err(SlabFailure::TimedOut),
@@ -150,15 +150,15 @@ impl Worker {
         let turn = Turn {
             priority: request.priority,
             number: self.arrivals,
-            urgent: is_store.then(|| WaitingBlocks::urgent_at(now, request.deadline)),
+            urgent: is_write.then(|| WaitingBlocks::urgent_at(now, request.deadline)),
         };
         let deadline = request.deadline;
         let block = Block::new(request, turn, place.file.target(), place.offset, total);
         let key = self.blocks.insert(block);
-        self.shared.counts.begun(is_store);
-        if !is_store {
-            self.loads_left += total;
-            self.in_flight.last_load = Some(now);
+        self.shared.counts.begun(is_write);
+        if !is_write {
+            self.reads_left += total;
+            self.in_flight.last_read = Some(now);
         }
         self.waiting.insert(turn, key);
         self.deadlines.extend(deadline.map(|deadline| (deadline, key)));
@@ -234,8 +234,8 @@ impl Worker {
     fn leave_turn(&mut self, key: usize) {
         let Some(block) = self.blocks.get(key) else { return };
         self.waiting.remove(block.turn, key);
-        if !block.is_store() {
-            self.loads_left -= block.total - block.submitted.position;
+        if !block.is_write() {
+            self.reads_left -= block.total - block.submitted.position;
         }
         if let Some(deadline) = block.deadline {
             self.deadlines.remove(&(deadline, key));
@@ -248,7 +248,7 @@ impl Worker {
             self.to_sum.retain(|&listed| listed != key);
         }
         if let Some(block) = self.blocks.try_remove(key) {
-            self.shared.counts.ended(block.is_store());
+            self.shared.counts.ended(block.is_write());
             self.ended.push(block.into_ended());
         }
     }
@@ -285,8 +285,8 @@ impl Worker {
     /// Ends the waiting blocks that the files' health refuses.
     fn refuse_waiting(&mut self) {
         for key in self.keys_of(Block::has_parts_left) {
-            let is_store = self.blocks.get(key).is_some_and(Block::is_store);
-            if let Some(failure) = self.shared.health.refusal(is_store) {
+            let is_write = self.blocks.get(key).is_some_and(Block::is_write);
+            if let Some(failure) = self.shared.health.refusal(is_write) {
                 self.fail(key, failure);
             }
         }

@@ -17,15 +17,15 @@ use crate::slab::cut::{Cut, CutLimits};
 use crate::slab::memory::{self, BounceDirection};
 use crate::slab::request::SlabFailure;
 
-/// The most bytes of a load's request while few bytes are left to load.
+/// The most bytes of a request to read while few bytes are left to read.
 ///
 /// Measured on a drive of 2 GB/s: 64 blocks of 1 MiB take 1.5 % longer with requests of 1 MiB.
-const SMALLEST_LOAD: u64 = 512 << 10;
+const SMALLEST_READ: u64 = 512 << 10;
 
-/// The most bytes of a load's request while many bytes are left to load.
+/// The most bytes of a request to read while many bytes are left to read.
 ///
 /// Measured on that drive: 64 blocks of 4 MiB take 1.5 % longer with requests of 4 MiB or 512 KiB.
-const LARGEST_LOAD: u64 = 1 << 20;
+const LARGEST_READ: u64 = 1 << 20;
 
 /// A request in flight.
 pub(super) struct Part {
@@ -47,12 +47,12 @@ impl Worker {
         let mut is_idle = self.queue.in_flight() == 0;
         while self.queue.has_room() {
             let Some(key) = self.waiting.next(now, self.in_flight) else { break };
-            let is_store = self.blocks.get(key).is_some_and(Block::is_store);
-            if let Some(failure) = self.shared.health.refusal(is_store) {
+            let is_write = self.blocks.get(key).is_some_and(Block::is_write);
+            if let Some(failure) = self.shared.health.refusal(is_write) {
                 self.fail(key, failure);
                 continue;
             }
-            if !is_store && !self.has_window() {
+            if !is_write && !self.has_window() {
                 break;
             }
             if let Err(error) = self.submit_part(key) {
@@ -71,40 +71,40 @@ impl Worker {
         }
     }
 
-    /// Whether another part of a load may be submitted.
+    /// Whether another part of a read may be submitted.
     ///
     /// Some devices end all their requests at about the same time. No request is left then to cover the
     /// time that the checksums of the last ones take. So at most three quarters of the bytes that are left
     /// are in the device, unless that would be too little to keep it busy.
     fn has_window(&self) -> bool {
-        let (loading, left) = (self.in_flight.load_bytes, self.loads_left);
-        loading < self.window.max((loading + left) / 4 * 3)
+        let (reading, left) = (self.in_flight.read_bytes, self.reads_left);
+        reading < self.window.max((reading + left) / 4 * 3)
     }
 
-    /// The most bytes of the next request of a load.
+    /// The most bytes of the next request to read.
     ///
     /// Small requests at the end leave few bytes to checksum after the last one.
-    fn load_bytes(&self) -> u64 {
+    fn read_bytes(&self) -> u64 {
         let granule = self.shared.files.granule().get();
-        let bytes = (self.loads_left / 128).clamp(SMALLEST_LOAD, LARGEST_LOAD);
+        let bytes = (self.reads_left / 128).clamp(SMALLEST_READ, LARGEST_READ);
         self.request_bytes.min(bytes - bytes % granule).max(granule)
     }
 
     /// Submits the next part of a block.
     fn submit_part(&mut self, key: usize) -> Result<(), StoreError> {
-        let load_bytes = self.load_bytes();
+        let read_bytes = self.read_bytes();
         let Some(block) = self.blocks.get_mut(key) else { return Ok(()) };
         let limits = CutLimits {
             granule: self.shared.files.granule().get(),
             memory_alignment: block.memory_alignment,
-            request: if block.is_store() { self.request_bytes } else { load_bytes },
+            request: if block.is_write() { self.request_bytes } else { read_bytes },
             bounce: self.bounce.largest(),
         };
         let begin = block.submitted.position;
         let mut end = block.submitted;
         let cut = Cut::next(&block.buffers, &mut end, &limits);
         let bounce = if cut.bounce > 0 { Some(self.bounce.take(cut.bounce)?) } else { None };
-        if let Some(bounce) = bounce.as_ref().filter(|_| block.is_store()) {
+        if let Some(bounce) = bounce.as_ref().filter(|_| block.is_write()) {
             // SAFETY: the bounce buffer is free and has room for the cut. The submitter of the block
             // keeps its memory valid until the block has ended.
             unsafe { memory::copy(&cut, bounce.address, BounceDirection::IntoBounce) };
@@ -112,7 +112,7 @@ impl Worker {
         cut.resolve(bounce.as_ref().map(|bounce| bounce.address), &mut self.buffers);
         let token = to_u64(self.parts.vacant_key());
         let offset = ByteCount::new(block.offset + begin);
-        let mut request = if block.is_store() {
+        let mut request = if block.is_write() {
             IoRequest::write(token, block.file, offset, &self.buffers)
         } else {
             IoRequest::read(token, block.file, offset, &self.buffers)
@@ -133,16 +133,16 @@ impl Worker {
         let bytes = end.position - begin;
         block.submitted = end;
         block.in_flight += 1;
-        if block.is_store() {
-            self.in_flight.stores += 1;
+        if block.is_write() {
+            self.in_flight.writes += 1;
         } else {
-            self.in_flight.loads += 1;
-            self.in_flight.load_bytes += bytes;
-            self.loads_left -= bytes;
+            self.in_flight.reads += 1;
+            self.in_flight.read_bytes += bytes;
+            self.reads_left -= bytes;
         }
         let is_last = block.submitted.position == block.total;
-        // The bytes of a store are there already.
-        if block.is_store() && block.sum.add_ready(begin, end.position) {
+        // The bytes of a write are there already.
+        if block.is_write() && block.sum.add_ready(begin, end.position) {
             self.to_sum.push_back(key);
         }
         self.parts.insert(Part { block: key, cut, bounce, begin, end: end.position });
@@ -158,18 +158,18 @@ impl Worker {
         let Part { block: key, cut, bounce, begin, end } = part;
         let Some(block) = self.blocks.get_mut(key) else { return };
         block.in_flight -= 1;
-        let is_store = block.is_store();
-        if is_store {
-            self.in_flight.stores -= 1;
+        let is_write = block.is_write();
+        if is_write {
+            self.in_flight.writes -= 1;
         } else {
-            self.in_flight.loads -= 1;
-            self.in_flight.load_bytes -= end - begin;
-            self.in_flight.last_load = Some(Instant::now());
+            self.in_flight.reads -= 1;
+            self.in_flight.read_bytes -= end - begin;
+            self.in_flight.last_read = Some(Instant::now());
         }
         let is_good = completion.outcome.is_ok() && block.failure.is_none();
         if let Some(bounce) = &bounce
             && is_good
-            && !is_store
+            && !is_write
         {
             // SAFETY: the request that filled the bounce buffer has completed, and the submitter of the
             // block keeps its memory valid until the block has ended.
@@ -178,22 +178,22 @@ impl Worker {
         if let Some(bounce) = bounce {
             self.bounce.give_back(bounce);
         }
-        if is_store
+        if is_write
             && let Some(place) = self.shared.files.place(block.group, block.slot, block.total)
         {
             place.file.note_write();
         }
-        if is_good && !is_store && block.sum.add_ready(begin, end) {
+        if is_good && !is_write && block.sum.add_ready(begin, end) {
             self.to_sum.push_back(key);
         }
         match completion.outcome {
             Ok(()) => self.end_if_done(key),
-            Err(failure) => self.part_failed(key, is_store, failure),
+            Err(failure) => self.part_failed(key, is_write, failure),
         }
     }
 
-    fn part_failed(&mut self, key: usize, is_store: bool, failure: IoFailure) {
-        let makes_read_only = is_store && ends_writing(&failure);
+    fn part_failed(&mut self, key: usize, is_write: bool, failure: IoFailure) {
+        let makes_read_only = is_write && ends_writing(&failure);
         if makes_read_only {
             self.shared.health.make_read_only(StoreError::WriteFailed(failure.clone()));
         }

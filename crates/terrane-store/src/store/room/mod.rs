@@ -40,8 +40,8 @@ pub(crate) struct Room {
     pub(crate) index: TierIndex,
     policy: Box<dyn EvictionPolicy>,
     state: Mutex<RoomState>,
-    /// The jobs that wait. Code that makes a slot evictable reads it, and tries again for
-    /// them.
+    /// The number of waiting jobs. Code that makes a slot evictable reads it, and then tries to grant
+    /// them their slots.
     waiting: AtomicUsize,
     /// Not [`CLEAN`] if no slower tier has the block of the slot.
     dirty: Box<[AtomicU8]>,

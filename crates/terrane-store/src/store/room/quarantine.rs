@@ -14,9 +14,9 @@ pub(crate) enum Damage {
 }
 
 impl Room {
-    /// Counts a damage of the slot of a block that has just left the index. The pin keeps the slot from
-    /// the free ones until then. Returns whether no job gets the slot any more, until the store is
-    /// opened again.
+    /// Counts a damage of a slot whose block was just removed from the index. The slot is not free
+    /// yet, because the pin keeps it. Returns whether the slot is now quarantined: no job gets it until
+    /// the store is opened again.
     pub(crate) fn note_damage(&self, pin: &PinnedSlot, damage: Damage) -> bool {
         let by = if damage == Damage::Unreadable { MOST_DAMAGES } else { 1 };
         let mut state = lock(&self.state);
