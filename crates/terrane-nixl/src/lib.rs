@@ -4,7 +4,8 @@
 //!
 //! Use it to register KV-cache blocks of any tier with NIXL, and to move them between processes and
 //! machines. It registers memory from all of Terrane's allocators and memory that you adopt. The
-//! backends are UCX, POSIX, GDS and any other plugin that NIXL finds.
+//! backends are UCX, POSIX, GDS and GDS_MT, and any other plugin of NIXL for host memory, device
+//! memory or files. Plugins for object stores and block devices cannot be used.
 //!
 //! # Limits of this crate
 //!

@@ -13,8 +13,8 @@ pub(crate) fn probe() -> Answer {
     let installation = match terrane_nixl::probe() {
         Ok(installation) => installation,
         Err(error) => {
-            let remedy =
-                "pip install nixl, and set LD_LIBRARY_PATH to the folder of libnixl_capi.so";
+            let remedy = "pip install nixl-cu12==1.5.1, and set LD_LIBRARY_PATH to the folder of \
+                          libnixl_capi.so";
             let findings = vec![Finding::refused("nixl", error.to_string(), remedy)];
             return Answer { findings, ..Answer::default() };
         }
@@ -43,7 +43,7 @@ pub(crate) fn probe() -> Answer {
 pub(crate) fn probe() -> Answer {
     use super::finding::Finding;
 
-    let remedy = "cargo install terrane-cli --features nixl";
+    let remedy = "in a checkout, run cargo run -p terrane-cli --features nixl -- doctor";
     let findings = vec![Finding::refused("nixl", "built without NIXL", remedy)];
     Answer { findings, ..Answer::default() }
 }

@@ -241,11 +241,11 @@ impl Route {
     }
 }
 
-/// Whether the plan's file accesses are aligned as a backend with direct I/O needs. GDS aligns them
-/// by itself.
+/// Whether the plan's file accesses are aligned as a backend with direct I/O needs. GDS and GDS_MT
+/// align them themselves.
 fn is_aligned(backend: &Backend, plan: &TransferPlan) -> bool {
     let direct = backend.file_access == FileAccess::Direct;
-    if !direct || backend.name.as_str().starts_with("GDS") {
+    if !direct || matches!(backend.name.as_str(), "GDS" | "GDS_MT") {
         return true;
     }
     Side::BOTH.into_iter().all(|side| {
