@@ -2,9 +2,12 @@
 //!
 //! [`Store`] answers which keys are present, and copies their blocks to and from memory. Each copy is a
 //! job that reports its end. The store has any number of tiers of memory, and one on disk that survives
-//! a crash. The parts are public as well: [`TierIndex`] finds the slot of a key, an
-//! [`EvictionPolicy`] chooses the block that makes room, [`CompletionQueue`] delivers ended jobs, and
-//! [`disk`] records which block is in which slot of a file.
+//! a crash.
+//!
+//! Four parts are public as well. [`TierIndex`] finds the slot of a key. [`CompletionQueue`] delivers ended
+//! jobs. [`disk`] records which block is in which slot of a file. An [`EvictionPolicy`], [`S3Fifo`] or
+//! [`Lru`], chooses the block that makes room. A policy of your own can be tested and used in other caches,
+//! but [`StoreBuilder::eviction`] accepts only an [`EvictionKind`].
 //!
 //! # Should I be using this crate?
 //!
@@ -14,7 +17,8 @@
 //! # Limits of this crate
 //!
 //! It knows no tokens, requests or prefix trees: the caller chooses the keys, and which blocks to put.
-//! It has no network. Live processes do not share a store; each rank has its own.
+//! It has no network. One process owns a store, and each rank has its own. Other processes reach its blocks
+//! only through the owner, as the ranks of some models in SGLang do.
 //!
 //! # Example
 //!

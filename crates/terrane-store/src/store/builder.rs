@@ -212,6 +212,10 @@ pub enum WritePolicy {
 }
 
 /// How a tier chooses the block that makes room.
+///
+/// In each tier, each group has slots, an index and a policy of its own. Each group gets an equal part of
+/// the bytes of a tier, unless the tier has endpoints of the caller. A block of one group never displaces
+/// a block of another group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EvictionKind {

@@ -11,6 +11,9 @@ use crate::manager::TransferManager;
 
 /// Builds a [`TransferManager`] from engines; from [`TransferManager::builder`].
 ///
+/// [`host`](Self::host) and [`disk`](Self::disk) start the threads of their engines before `build`.
+/// Dropping the builder ends them.
+///
 /// ```
 /// use terrane_transfer::TransferManager;
 /// use terrane_transfer::engines::{HostEngine, HostEngineOptions};
