@@ -12,7 +12,7 @@ use crate::manager::TransferManager;
 /// Builds a [`TransferManager`] from engines; from [`TransferManager::builder`].
 ///
 /// [`host`](Self::host) and [`disk`](Self::disk) start the threads of their engines before `build`.
-/// Dropping the builder ends them.
+/// So do the methods that other crates add. Dropping the builder ends the threads.
 ///
 /// ```
 /// use terrane_transfer::TransferManager;
