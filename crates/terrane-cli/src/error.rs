@@ -57,7 +57,9 @@ pub(crate) enum Failure {
         #[source]
         source: std::io::Error,
     },
-    #[error("standard output cannot be written: {0}")]
+    #[error(
+        "standard output cannot be written: {0}; check the file or the program that receives it"
+    )]
     Output(#[from] std::io::Error),
     #[error("{0}")]
     Usage(String),

@@ -172,7 +172,7 @@ pub enum NixlError {
         available: Vec<BackendName>,
     },
     /// The plugin exists but does not work.
-    #[error("the plugin of backend {backend} cannot be used")]
+    #[error("the plugin of backend {backend} cannot be used; see the cause")]
     Plugin {
         /// The backend.
         backend: BackendName,

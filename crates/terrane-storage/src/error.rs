@@ -59,7 +59,10 @@ pub enum StorageError {
         largest: terrane_core::Alignment,
     },
     /// The bring-up was cancelled through its progress. All memory was freed.
-    #[error("the preparation of {of} of memory was cancelled after {ready}")]
+    #[error(
+        "the preparation of {of} of memory was cancelled after {ready}; allocate the memory again \
+         to use it"
+    )]
     Cancelled {
         /// The bytes that were ready.
         ready: ByteCount,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use terrane_core::{AllocateError, ByteCount, ForkedProcess, OsError, StorageKind};
 use terrane_layout::LayoutError;
 use terrane_storage::StorageError;
-use terrane_transfer::{SlotsError, TransferError};
+use terrane_transfer::{BytesInUse, SlotsError, TransferError};
 
 use crate::MAX_KEY_BYTES;
 use crate::disk::CatalogError;
@@ -39,7 +39,7 @@ pub enum StoreError {
     #[error(transparent)]
     Queue(#[from] QueueError),
     /// A key is refused.
-    #[error("key {index} of the job is refused")]
+    #[error("key {index} of the job is refused; see the cause")]
     Key {
         /// The index of the key.
         index: usize,
@@ -153,10 +153,10 @@ pub enum StoreError {
         "a disk tier needs a namespace; state the model, and everything that its blocks depend on"
     )]
     NoNamespace,
-    /// A tier has no room for one block of a group.
+    /// The bytes of a tier are for no block of a group, or for more than 2^32 - 1.
     #[error(
-        "tier {tier:?} has {bytes} for group {group}, whose blocks take {slot_bytes} each; it needs one \
-         block for each group, and at most 2^32 - 1"
+        "tier {tier:?} has {bytes} for group {group}, whose blocks take {slot_bytes} each; state bytes \
+         for 1 to 2^32 - 1 blocks of each group"
     )]
     TierTooSmall {
         /// The name of the tier.
@@ -167,6 +167,20 @@ pub enum StoreError {
         bytes: ByteCount,
         /// The bytes of a slot.
         slot_bytes: ByteCount,
+    },
+    /// The memory that an allocator returned for a tier belongs to another endpoint.
+    #[error(
+        "the allocator of tier {tier:?} returned memory for group {group} that another endpoint uses; \
+         see the cause, and pass an allocator of new memory"
+    )]
+    MemoryInUse {
+        /// The name of the tier.
+        tier: String,
+        /// The group.
+        group: usize,
+        /// The error of the endpoint, with the layout.
+        #[source]
+        source: Box<BytesInUse>,
     },
     /// A memory tier needs one endpoint for each group.
     #[error(

@@ -416,7 +416,7 @@ fn cancelled_text(started: bool, done: ByteCount, total: ByteCount) -> String {
 
 fn declined_text(declined: &[(&'static str, Declined)]) -> String {
     if declined.is_empty() {
-        return "; the manager has no engines".to_owned();
+        return "; the manager has no engines, so add one to its builder".to_owned();
     }
     let reasons: Vec<_> = declined.iter().map(|(engine, why)| format!("{engine}: {why}")).collect();
     format!(" ({})", reasons.join("; "))

@@ -116,7 +116,7 @@ pub enum WireError {
         known: &'static [u32],
     },
     /// An unused field is not 0.
-    #[error("{field} is {value}, but it is unused here and must be 0")]
+    #[error("{field} is {value}, but it is unused here and must be 0; correct the sender")]
     Unused {
         /// The field.
         field: &'static str,
@@ -139,7 +139,8 @@ pub enum WireError {
     },
     /// A region refers to a set of backends that does not exist.
     #[error(
-        "region {region} refers to set {set} of backends, and there are {sets}, counted from 0"
+        "region {region} refers to set {set} of backends, and there are {sets}, counted from 0; \
+         name one of them"
     )]
     UnknownSet {
         /// The region.
@@ -191,7 +192,11 @@ pub enum WireError {
         actual: u64,
     },
     /// The length of a region does not match the geometry.
-    #[error("region {region} has {} bytes, and the geometry requires {}", .actual.get(), .expected.get())]
+    #[error(
+        "region {region} has {} bytes, and the geometry requires {}; describe the regions of this \
+         geometry",
+        .actual.get(), .expected.get()
+    )]
     RegionLength {
         /// The region.
         region: u32,
@@ -201,7 +206,11 @@ pub enum WireError {
         actual: ByteCount,
     },
     /// A region ends beyond its address space.
-    #[error("region {region} exceeds its address space: it has {} bytes from {address:#x} on", .length.get())]
+    #[error(
+        "region {region} exceeds its address space: it has {} bytes from {address:#x} on; correct \
+         its address or its length",
+        .length.get()
+    )]
     AddressOverflow {
         /// The region.
         region: u32,
@@ -212,7 +221,8 @@ pub enum WireError {
     },
     /// The address of a region is not a multiple of the block alignment.
     #[error(
-        "region {region} begins at {address:#x}, which is not a multiple of the block alignment, {alignment}"
+        "region {region} begins at {address:#x}, which is not a multiple of the block alignment, \
+         {alignment}; align the memory"
     )]
     RegionMisaligned {
         /// The region.
@@ -223,7 +233,10 @@ pub enum WireError {
         alignment: u64,
     },
     /// The address space of a region does not match the layout's storage.
-    #[error("region {region} is in {space} space, but the layout is in {storage} memory")]
+    #[error(
+        "region {region} is in {space} space, but the layout is in {storage} memory; describe its \
+         regions in that space"
+    )]
     WrongSpace {
         /// The region.
         region: u32,
@@ -242,7 +255,8 @@ pub enum WireError {
     },
     /// The format cannot describe this kind of memory.
     #[error(
-        "{storage} memory cannot be described: it belongs to a peer, or is newer than this release"
+        "{storage} memory cannot be described: it belongs to a peer, or is newer than this \
+         release; describe memory of this process, or update terrane-wire"
     )]
     NotOurs {
         /// Its kind.

@@ -146,7 +146,7 @@ pub enum ImportError {
         at: FieldPath,
     },
     /// A number or a size exceeds the limit of this crate.
-    #[error("at {at}: {what} exceeds the limit of {limit}")]
+    #[error("at {at}: {what} exceeds the limit of {limit}; ask its producer for a smaller array")]
     TooMany {
         /// The number or size.
         what: &'static str,
@@ -181,7 +181,7 @@ pub enum ImportError {
     /// A buffer extends past the end of the address space, or is larger than any buffer.
     #[error(
         "at {at}: {length} of {buffer} from {address:#x} on extend past the end of the address \
-         space"
+         space; ask its producer for a valid array"
     )]
     AddressOverflow {
         /// The buffer.
@@ -229,7 +229,10 @@ pub enum ImportError {
         at: FieldPath,
     },
     /// A text has no end within the limit, or is not UTF-8.
-    #[error("at {at}: the {what} of the schema is not a text of at most {limit} bytes in UTF-8")]
+    #[error(
+        "at {at}: the {what} of the schema is not a text of at most {limit} bytes in UTF-8; ask \
+         its producer for a valid schema"
+    )]
     Text {
         /// `format` or `name`.
         what: &'static str,
@@ -239,7 +242,10 @@ pub enum ImportError {
         at: FieldPath,
     },
     /// The metadata of a schema is inconsistent.
-    #[error("at {at}: in the metadata of the schema, {what} {value}, which is impossible")]
+    #[error(
+        "at {at}: in the metadata of the schema, {what} {value}, which is impossible; ask its \
+         producer for a valid schema"
+    )]
     Metadata {
         /// The value's name.
         what: &'static str,
@@ -249,7 +255,10 @@ pub enum ImportError {
         at: FieldPath,
     },
     /// The type is not one of Arrow's, or this version of arrow-rs does not know it.
-    #[error("at {at}: the schema's format `{format}` is not a known type")]
+    #[error(
+        "at {at}: the schema's format `{format}` is not a known type; update terrane-arrow, or ask \
+         its producer for another type"
+    )]
     Format {
         /// The format string.
         format: Box<str>,
@@ -260,7 +269,10 @@ pub enum ImportError {
         source: Option<ArrowError>,
     },
     /// The array does not have the requested type.
-    #[error("the array has the type {found}, and {expected} was requested")]
+    #[error(
+        "the array has the type {found}, and {expected} was requested; request {found}, or cast \
+         the array"
+    )]
     WrongType {
         /// The requested type.
         expected: DataType,
@@ -311,14 +323,14 @@ pub enum ImportError {
         waited: DeviceId,
     },
     /// The driver refused.
-    #[error("the CUDA driver refused the array")]
+    #[error("the CUDA driver refused the array; see the cause")]
     Cuda {
         /// The driver's error.
         #[from]
         source: CudaError,
     },
     /// arrow-rs refused.
-    #[error("arrow-rs refused the array")]
+    #[error("arrow-rs refused the array; see the cause")]
     Arrow {
         /// The error of arrow-rs.
         #[source]
@@ -359,7 +371,10 @@ pub enum ExportError {
         value: u64,
     },
     /// The event that consumers must wait for is not valid.
-    #[error("the array cannot be exported, because the last record of its event failed")]
+    #[error(
+        "the array cannot be exported, because the last record of its event failed; see the cause, \
+         and record the event again"
+    )]
     Event {
         /// The driver's error.
         #[source]
@@ -383,14 +398,14 @@ pub enum ExportError {
         kind: StorageKind,
     },
     /// The column is invalid.
-    #[error("the column cannot be exported")]
+    #[error("the column cannot be exported; see the cause")]
     Column {
         /// The error of the column.
         #[from]
         source: ColumnError,
     },
     /// arrow-rs refused the schema or the array.
-    #[error("arrow-rs refused the schema or the array")]
+    #[error("arrow-rs refused the schema or the array; see the cause")]
     Arrow {
         /// The error of arrow-rs.
         #[from]

@@ -26,7 +26,7 @@ pub enum ColumnError {
         reason: &'static str,
     },
     /// A column exceeds a limit of rows, levels or fields.
-    #[error("the column has more than {limit} {what}, the maximum")]
+    #[error("the column has more than {limit} {what}, the maximum; split it")]
     TooMany {
         /// The counted things.
         what: &'static str,
@@ -64,7 +64,7 @@ pub enum ColumnError {
         found: DataType,
     },
     /// A required buffer is missing.
-    #[error("{data_type} requires a buffer of {buffer}, and none was passed")]
+    #[error("{data_type} requires a buffer of {buffer}, and none was passed; pass one")]
     MissingBuffer {
         /// The type.
         data_type: DataType,
@@ -109,7 +109,10 @@ pub enum ColumnError {
     },
     /// The requested elements have another width than the values of the column, or the values are
     /// not adjacent.
-    #[error("values of {data_type} cannot be accessed as elements of {element}")]
+    #[error(
+        "values of {data_type} cannot be accessed as elements of {element}; use elements of the \
+         same size, and adjacent values"
+    )]
     WrongElement {
         /// The type of the values.
         data_type: DataType,
@@ -133,11 +136,11 @@ pub enum ColumnError {
         rows: u64,
     },
     /// A size does not fit in 64 bits.
-    #[error("the column is larger than any memory")]
+    #[error("the column is larger than any memory; use fewer rows")]
     Overflow(#[from] SizeOverflow),
     /// The requested rows exceed the column.
     #[error(
-        "rows {offset}..{} were requested from a column of {rows}",
+        "rows {offset}..{} were requested from a column of {rows}; request rows within it",
         .offset.saturating_add(*.length)
     )]
     OutOfBounds {
@@ -161,7 +164,7 @@ pub enum ColumnError {
         kind: StorageKind,
     },
     /// arrow-rs refused the values.
-    #[error("arrow-rs refused the values")]
+    #[error("arrow-rs refused the values; see the cause")]
     Arrow(#[from] arrow_schema::ArrowError),
     /// A column of this type cannot be planned from the number of rows.
     #[error(
@@ -183,7 +186,10 @@ pub enum ColumnError {
         found: usize,
     },
     /// A column has nulls, or a bitmap for them, but the schema declares it as not nullable.
-    #[error("`{name}` has nulls, and the schema declares it as not nullable")]
+    #[error(
+        "`{name}` has nulls, and the schema declares it as not nullable; declare it as nullable, \
+         or remove the nulls"
+    )]
     UnexpectedNulls {
         /// The column.
         name: Box<str>,
@@ -231,10 +237,10 @@ pub enum ColumnError {
         found: ByteCount,
     },
     /// Memory was refused.
-    #[error("the memory for the columns could not be allocated")]
+    #[error("the memory for the columns could not be allocated; see the cause")]
     Allocate(#[from] AllocateError),
     /// The device's driver refused.
-    #[error("the CUDA driver refused")]
+    #[error("the CUDA driver refused the columns; see the cause")]
     Cuda(#[from] CudaError),
     /// The bytes cannot be accessed in this order.
     #[error("{location} cannot be accessed in this order; use a stream of its device")]
@@ -268,15 +274,18 @@ pub enum ColumnError {
         data_type: DataType,
     },
     /// A tensor's row has more values than a list of fixed size.
-    #[error("a row has {values} values, more than a list of fixed size can have")]
+    #[error(
+        "a row has {values} values, more than a list of fixed size can have; use rows of fewer \
+         values"
+    )]
     WideRow {
         /// The number of values.
         values: u64,
     },
     /// The tensor was refused.
-    #[error("the column could not be exported as a tensor")]
+    #[error("the column could not be exported as a tensor; see the cause")]
     Export(#[from] terrane_interop::dlpack::ExportError),
     /// A view exceeds its region: the plan and the memory disagree.
-    #[error("a column exceeds its memory")]
+    #[error("a column exceeds its memory; pass the memory that its plan states")]
     View(#[from] ViewOutOfBounds),
 }

@@ -198,7 +198,10 @@ pub enum AllocateError {
         source: CapabilityMissing,
     },
     /// The source has been closed.
-    #[error("cannot allocate {kind} memory for {label}: its source was closed")]
+    #[error(
+        "cannot allocate {kind} memory for {label}: its source was closed; allocate from another \
+         one"
+    )]
     Closed {
         /// The kind of storage.
         kind: StorageKind,
@@ -206,7 +209,7 @@ pub enum AllocateError {
         label: Label,
     },
     /// The backend failed for another reason.
-    #[error("cannot allocate {requested} of {kind} memory for {label}")]
+    #[error("cannot allocate {requested} of {kind} memory for {label}; see the cause")]
     Backend {
         /// The kind of storage.
         kind: StorageKind,

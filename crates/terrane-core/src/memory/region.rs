@@ -116,7 +116,8 @@ impl fmt::Debug for Region {
 /// A view that ends past the end of its region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a view of {} bytes at offset {} ends past the end of its region of {} bytes",
+    "a view of {} bytes at offset {} ends past the end of its region of {} bytes; state a view \
+     within the region",
     .length.get(), .offset.get(), .region.get()
 )]
 pub struct ViewOutOfBounds {

@@ -89,7 +89,10 @@ pub enum ImportError {
     },
     /// The device's driver does not report the memory as that device's.
     #[cfg(feature = "cuda")]
-    #[error("the driver does not know the tensor's bytes as memory of its device")]
+    #[error(
+        "the driver does not know the tensor's bytes as memory of its device; see the cause, and \
+         ask its producer for the right device"
+    )]
     NotDeviceMemory(#[source] CudaError),
     /// The data is null, but there are elements.
     #[error(
@@ -103,7 +106,7 @@ pub enum ImportError {
     /// The tensor extends past the address space.
     #[error(
         "the tensor takes {bytes} from {byte_offset} bytes after {data:#x}, past the end of the \
-         address space"
+         address space; ask its producer for a valid tensor"
     )]
     AddressOverflow {
         /// The data pointer.
@@ -174,7 +177,7 @@ pub enum ExportError {
         kind: StorageKind,
     },
     /// The shape needs more bytes than the region has.
-    #[error("the tensor does not fit into its region")]
+    #[error("the tensor does not fit into its region; see the cause, and export a smaller shape")]
     OutOfBounds(#[from] ViewOutOfBounds),
     /// The start of the memory is misaligned for an element.
     #[error(
@@ -228,7 +231,7 @@ pub enum ExportError {
         element: ElementType,
     },
     /// Sizes that no tensor can have.
-    #[error("no tensor can have this shape")]
+    #[error("no tensor can have this shape; see the cause")]
     Shape(#[from] ShapeError),
     /// The layout does not have this piece.
     #[error("the layout does not have this piece; see the cause")]
@@ -239,6 +242,6 @@ pub enum ExportError {
     )]
     InParts,
     /// The blocks could not be held: a transfer reads or writes them.
-    #[error("the blocks could not be held for the export")]
+    #[error("the blocks could not be held for the export; see the cause")]
     Held(#[from] TransferError),
 }

@@ -269,7 +269,10 @@ pub enum ShapeError {
         inner: u64,
     },
     /// A number of elements that overflows.
-    #[error("with the size {size} of axis {axis}, the tensor has more than 2^63 − 1 elements")]
+    #[error(
+        "with the size {size} of axis {axis}, the tensor has more than 2^63 − 1 elements; use \
+         smaller sizes"
+    )]
     TooManyElements {
         /// The axis, counted from 0.
         axis: usize,
@@ -277,7 +280,10 @@ pub enum ShapeError {
         size: u64,
     },
     /// A distance that overflows.
-    #[error("with the stride {stride} of axis {axis}, the tensor ends past the address space")]
+    #[error(
+        "with the stride {stride} of axis {axis}, the tensor ends past the address space; use \
+         smaller strides"
+    )]
     TooFarApart {
         /// The axis, counted from 0.
         axis: usize,
@@ -285,7 +291,7 @@ pub enum ShapeError {
         stride: u64,
     },
     /// Bytes that overflow.
-    #[error("{elements} elements of {element} take more than 2^63 − 1 bytes")]
+    #[error("{elements} elements of {element} take more than 2^63 − 1 bytes; use smaller sizes")]
     TooManyBytes {
         /// The number of elements from the first to the last.
         elements: u64,

@@ -87,7 +87,7 @@ pub enum StreamError {
     },
     /// The driver refused.
     #[cfg(feature = "cuda")]
-    #[error("ordering the streams of CUDA device {device} failed")]
+    #[error("ordering the streams of CUDA device {device} failed; see the cause")]
     Driver {
         /// The device.
         device: DeviceId,

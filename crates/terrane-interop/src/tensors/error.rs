@@ -51,7 +51,7 @@ pub enum KvError {
     /// reverse.
     #[error(
         "the axis order {} an axis for K and V, and the configuration has an outer_dim of \
-         {outer_dim}, but {given}",
+         {outer_dim}, but {given}; state the same form in all three",
         if *.has_outer { "has" } else { "does not have" }
     )]
     Outers {
@@ -63,7 +63,10 @@ pub enum KvError {
         given: &'static str,
     },
     /// The tensor's number of axes differs from the axis order's.
-    #[error("{tensor} has {found} axes, and the axis order has {expected}")]
+    #[error(
+        "{tensor} has {found} axes, and the axis order has {expected}; name each axis of the \
+         tensor once"
+    )]
     Rank {
         /// The tensor.
         tensor: TensorName,
@@ -73,7 +76,10 @@ pub enum KvError {
         found: usize,
     },
     /// A size differs from the configuration's.
-    #[error("{tensor}, axis {axis} ({what}): {expected} expected, {found} found")]
+    #[error(
+        "{tensor}, axis {axis} ({what}): {expected} expected, {found} found; correct the tensor or \
+         the configuration"
+    )]
     Size {
         /// The tensor.
         tensor: TensorName,
@@ -176,7 +182,8 @@ pub enum KvError {
     },
     /// A distance that is not a multiple of an element.
     #[error(
-        "{what}: positions are {bytes} apart, which is not a multiple of an element of {element}"
+        "{what}: positions are {bytes} apart, which is not a multiple of an element of {element}; \
+         use an element type of fewer bytes"
     )]
     NotWhole {
         /// The axis.
@@ -196,7 +203,7 @@ pub enum KvError {
         source: ImportError,
     },
     /// A shape that no tensor can have.
-    #[error("no tensor can have the shape of this layout")]
+    #[error("no tensor can have the shape of this layout; see the cause")]
     Shape(#[from] ShapeError),
     /// The configuration is invalid.
     #[error("the configuration is invalid; see the cause")]

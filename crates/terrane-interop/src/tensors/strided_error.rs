@@ -60,7 +60,10 @@ pub enum StridedError {
         element: ElementType,
     },
     /// The number of dimensions is wrong.
-    #[error("the tensor has {found} dimensions, and {expected} are expected")]
+    #[error(
+        "the tensor has {found} dimensions, and {expected} are expected; name each dimension of \
+         the tensor in the form"
+    )]
     Rank {
         /// Dimensions of the form, or sizes.
         expected: usize,
@@ -68,7 +71,9 @@ pub enum StridedError {
         found: usize,
     },
     /// The number of tensors is wrong.
-    #[error("{found} tensors were passed, and the form has {expected}")]
+    #[error(
+        "{found} tensors were passed, and the form has {expected}; pass as many as the form has"
+    )]
     TensorCount {
         /// The tensors of the form.
         expected: u64,
@@ -95,7 +100,10 @@ pub enum StridedError {
         tensor: usize,
     },
     /// A size does not fit the form.
-    #[error("dimension {dimension} has {size} positions, and the form requires {expected}")]
+    #[error(
+        "dimension {dimension} has {size} positions, and the form requires {expected}; correct the \
+         form or the tensor"
+    )]
     Size {
         /// The dimension.
         dimension: usize,
@@ -105,7 +113,10 @@ pub enum StridedError {
         expected: String,
     },
     /// Groups of elements do not fit into the elements.
-    #[error("elements of {bytes} contiguous bytes are not a multiple of a group of {unit} bytes")]
+    #[error(
+        "elements of {bytes} contiguous bytes are not a multiple of a group of {unit} bytes; use \
+         whole groups, or another element format"
+    )]
     Groups {
         /// The bytes of a row, or of one element if elements are apart.
         bytes: u64,
@@ -145,7 +156,7 @@ pub enum StridedError {
         found: StorageKind,
     },
     /// A tensor cannot be written, or the bytes between its elements may belong to another library.
-    #[error("tensor {tensor} cannot be adopted")]
+    #[error("tensor {tensor} cannot be adopted; see the cause")]
     Memory {
         /// The tensor.
         tensor: usize,

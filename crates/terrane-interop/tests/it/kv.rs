@@ -227,9 +227,17 @@ fn other_shape(
 fn errors_name_tensor_axis_expected_and_found() {
     let bf16 = ElementType::BF16;
     let size = refused(other_shape(bf16, &[2, 5, 4, 1, 8]));
-    assert_eq!(size.to_string(), "the tensor of layer 1, axis 3 (heads): 2 expected, 1 found");
+    assert_eq!(
+        size.to_string(),
+        "the tensor of layer 1, axis 3 (heads): 2 expected, 1 found; correct the tensor or the \
+         configuration"
+    );
     let rank = refused(other_shape(bf16, &[2, 5, 4, 16]));
-    assert_eq!(rank.to_string(), "the tensor of layer 1 has 4 axes, and the axis order has 5");
+    assert_eq!(
+        rank.to_string(),
+        "the tensor of layer 1 has 4 axes, and the axis order has 5; name each axis of the tensor \
+         once"
+    );
     let mixed = refused(other_shape(ElementType::F16, &[2, 5, 4, 2, 8]));
     assert!(matches!(mixed, KvError::MixedElements { tensor: TensorName::Layer(1), .. }));
     let strides = refused(|layout, tensors| {

@@ -147,7 +147,8 @@ fn split_and_joined_dimensions() {
     let refused = build(&form.dim(Axis::Element), &[slots]).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "dimension 0 has 30 positions, and the form requires a multiple of 7"
+        "dimension 0 has 30 positions, and the form requires a multiple of 7; correct the form or \
+         the tensor"
     );
 }
 

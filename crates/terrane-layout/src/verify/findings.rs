@@ -58,10 +58,10 @@ pub enum Violation {
         actual: usize,
     },
     /// The lengths of the regions together do not fit in 64 bits.
-    #[error("the regions together are longer than 2^64 − 1 bytes")]
+    #[error("the regions together are longer than 2^64 − 1 bytes; pass shorter ones")]
     RegionsTooLong,
     /// Two regions share bytes.
-    #[error("regions {first} and {second} overlap")]
+    #[error("regions {first} and {second} overlap; pass disjoint ones")]
     RegionsOverlap {
         /// One of them.
         first: u32,

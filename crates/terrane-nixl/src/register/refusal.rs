@@ -14,13 +14,13 @@ use crate::bindings::status::Status;
 #[non_exhaustive]
 pub enum Refusal {
     /// The backend declares no support for this memory type, so it was not called.
-    #[error("the backend does not support {memory} memory")]
+    #[error("the backend does not support {memory} memory; add a backend that does")]
     MemoryType {
         /// The type.
         memory: MemoryType,
     },
     /// NIXL has no type for this memory.
-    #[error("NIXL cannot register {kind} memory")]
+    #[error("NIXL cannot register {kind} memory; register host memory, device memory or a file")]
     Kind {
         /// The kind.
         kind: StorageKind,

@@ -51,10 +51,16 @@ pub enum StagingError {
     )]
     NoFences,
     /// The dispatch set already has a parameter buffer.
-    #[error("the dispatch set already has a parameter buffer, and can have only one")]
+    #[error(
+        "the dispatch set already has a parameter buffer, and can have only one; create another \
+         set"
+    )]
     ParametersTaken,
     /// The entry belongs to another table or to the other direction.
-    #[error("entry {index} is not an output of this table, which has {entries} entries")]
+    #[error(
+        "entry {index} is not an output of this table, which has {entries} entries; name an output \
+         of this table"
+    )]
     NoSuchOutput {
         /// The entry.
         index: usize,
@@ -62,7 +68,10 @@ pub enum StagingError {
         entries: usize,
     },
     /// The allocation belongs to another dispatch set.
-    #[error("allocation {index} is not in this dispatch set, which has {allocations}")]
+    #[error(
+        "allocation {index} is not in this dispatch set, which has {allocations}; name one of its \
+         own"
+    )]
     NoSuchAllocation {
         /// The allocation.
         index: usize,
@@ -71,7 +80,7 @@ pub enum StagingError {
     },
     /// The range extends beyond its output.
     #[error(
-        "{} bytes at offset {} exceed output {index}, which has {} bytes",
+        "{} bytes at offset {} exceed output {index}, which has {} bytes; name a range within it",
         .length.get(), .offset.get(), .output.get()
     )]
     OutOfBounds {
@@ -93,7 +102,10 @@ pub enum StagingError {
         given: usize,
     },
     /// The length of a slice differs from the length of its output.
-    #[error("slice {position} has {} bytes, and its output has {}", .given.get(), .output.get())]
+    #[error(
+        "slice {position} has {} bytes, and its output has {}; pass a slice of equal length",
+        .given.get(), .output.get()
+    )]
     WrongLength {
         /// The index of the slice, from 0.
         position: usize,
@@ -109,7 +121,7 @@ pub enum StagingError {
         waited: Duration,
     },
     /// A fence failed, so it is unknown whether the streams are done.
-    #[error("a fence failed, so it is unknown whether the streams have finished")]
+    #[error("a fence failed, so it is unknown whether the streams have finished; see the cause")]
     Fence(#[from] FenceError),
 }
 

@@ -161,7 +161,9 @@ pub enum TopologyGap {
         source: OsError,
     },
     /// A file of sysfs does not contain a list.
-    #[error("{path:?} has no list of numbers, so one NUMA node is assumed")]
+    #[error(
+        "{path:?} has no list of numbers, so one NUMA node is assumed; mount the kernel's sysfs"
+    )]
     Malformed {
         /// The file.
         path: PathBuf,

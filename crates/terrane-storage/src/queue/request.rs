@@ -238,7 +238,7 @@ pub enum IoFailureReason {
     #[error("its deadline passed; allow more time, or look for what keeps the device busy")]
     DeadlineExceeded,
     /// The caller cancelled it, or the queue was dropped.
-    #[error("it was cancelled")]
+    #[error("it was cancelled; submit a request for the missing bytes")]
     Cancelled,
 }
 

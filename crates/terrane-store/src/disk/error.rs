@@ -191,7 +191,8 @@ pub enum CatalogError {
     },
     /// A record names a slot that its group does not have.
     #[error(
-        "a record names slot {slot} of group {group}, which has {slots} slots, numbered from 0"
+        "a record names slot {slot} of group {group}, which has {slots} slots, numbered from 0; \
+         name one of them"
     )]
     NoSuchSlot {
         /// The index of the group.

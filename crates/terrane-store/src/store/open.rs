@@ -274,7 +274,11 @@ fn own_endpoints(
     let endpoint = |(number, group): (usize, &GroupInfo)| {
         let blocks = slots_in((name, number), share, group.own_stride())?;
         let geometry = group.own_geometry(blocks)?.with_block_alignment(Alignment::PAGE);
-        Endpoint::new(allocate(geometry)?).map_err(|_| StoreError::OtherShape { group: number })
+        Endpoint::new(allocate(geometry)?).map_err(|source| StoreError::MemoryInUse {
+            tier: name.to_owned(),
+            group: number,
+            source: Box::new(source),
+        })
     };
     groups.iter().enumerate().map(endpoint).collect()
 }

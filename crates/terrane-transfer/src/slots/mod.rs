@@ -111,7 +111,8 @@ pub enum SlotsError {
     },
     /// The range of ids is empty or out of range.
     #[error(
-        "blocks {}..{} are not a range within the {num_blocks} blocks of the endpoint",
+        "blocks {}..{} are not a range within the {num_blocks} blocks of the endpoint; name one or \
+         more of them",
         .blocks.start, .blocks.end
     )]
     NoSuchBlocks {
@@ -136,7 +137,9 @@ pub enum SlotsError {
     #[error("the slots to append belong to another allocator; keep them in a separate set")]
     OtherAllocator,
     /// The endpoint belongs to the process that this one was forked from.
-    #[error("the slots are those of an endpoint of another process")]
+    #[error(
+        "the slots are those of an endpoint of another process; create the endpoint after the fork"
+    )]
     Forked(#[from] ForkedProcess),
 }
 

@@ -70,7 +70,10 @@ pub(crate) struct KeyLocation<'a> {
 
 /// Metadata that is not in NIXL's form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the agent's metadata is not in the form of NIXL 1.5: no {expected} at byte {offset}")]
+#[error(
+    "the agent's metadata is not in the form of NIXL 1.5: no {expected} at byte {offset}; use NIXL \
+     1.5 at the peer, and send its metadata unchanged"
+)]
 pub struct MalformedMetadata {
     /// The offset of the first error, in bytes.
     pub offset: usize,

@@ -126,7 +126,7 @@ pub enum TraceError {
         source: io::Error,
     },
     /// The log could not be read, or is not UTF-8, or has rows of different lengths.
-    #[error("the trace could not be read")]
+    #[error("the trace could not be read; see the cause")]
     Read(#[source] csv::Error),
     /// The log has other columns.
     #[error(
@@ -137,7 +137,10 @@ pub enum TraceError {
         found: Vec<String>,
     },
     /// A field is not valid.
-    #[error("line {line} of the trace: {value:?} is not a valid value for {column}")]
+    #[error(
+        "line {line} of the trace: {value:?} is not a valid value for {column}; correct or remove \
+         the line"
+    )]
     Field {
         /// The line, from 1.
         line: u64,
