@@ -131,7 +131,8 @@ impl<M: Memory> SharedCache<M> {
         if self.table.blocks_per_slab().is_some() {
             return self.trim_slabs(to);
         }
-        let mut evicted = Vec::new();
+        // A full queue refuses blocks, which then no longer count.
+        let (mut evicted, mut refused) = (Vec::new(), Vec::new());
         let mut sweep = SweepGuard::new(self);
         sweep.collect_credit();
         if to == 0 {
@@ -150,12 +151,12 @@ impl<M: Memory> SharedCache<M> {
                     cached = cached.saturating_sub(self.weight(block.class));
                     evicted.push(block);
                 } else {
-                    evicted.extend(self.enqueue(block.class, block));
+                    refused.extend(self.enqueue(block.class, block));
                 }
             }
         }
         drop(sweep);
-        self.drop_all(evicted)
+        self.drop_all(evicted) + self.sum(refused.iter())
     }
 
     fn trim_slabs(&self, to: u64) -> u64 {

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use terrane_core::AllocateError;
 
 use crate::streams::fence::{
-    FailingSince, Fence, FenceError, FenceSource, StreamId, deadline_after,
+    FailingSince, Fence, FenceError, FenceSource, RETRY, StreamId, deadline_after,
 };
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 
@@ -117,6 +117,18 @@ impl Drop for InProgress<'_> {
     }
 }
 
+/// The result of a wait for an item.
+enum Waited<'deferred, T> {
+    /// No stream uses the item any more.
+    Free((InProgress<'deferred>, T)),
+    /// A stream still uses it.
+    InUse,
+    /// Its fence failed, so it stays.
+    Failed,
+    /// There is none, or other threads have them all.
+    NoItem,
+}
+
 /// An item with its marks. It is taken out and dropped only after its streams have passed the
 /// marks. If a fence panics, the item is leaked.
 type Waiting<T> = (Marks, ManuallyDrop<T>);
@@ -180,18 +192,14 @@ impl<T> DeferredFrees<T> {
     }
 
     /// Waits for the oldest item until `deadline`, and removes it.
-    ///
-    /// # Errors
-    ///
-    /// The error of its fence. The item then stays.
-    fn wait_for_one(&self, deadline: Instant) -> Result<Option<(InProgress<'_>, T)>, FenceError> {
-        let Some((progress, (mut marks, item))) = self.pop() else { return Ok(None) };
+    fn wait_for_one(&self, deadline: Instant) -> Waited<'_, T> {
+        let Some((progress, (mut marks, item))) = self.pop() else { return Waited::NoItem };
         let outcome = marks.wait(&self.fences, deadline);
         if matches!(outcome, Ok(true)) {
-            return Ok(Some((progress, ManuallyDrop::into_inner(item))));
+            return Waited::Free((progress, ManuallyDrop::into_inner(item)));
         }
         self.put_back(progress, (marks, item));
-        outcome.map(|_| None)
+        if outcome.is_err() { Waited::Failed } else { Waited::InUse }
     }
 
     /// Checks a few items, and then calls `allocate`. The check prevents items from accumulating if
@@ -234,13 +242,14 @@ impl<T> DeferredFrees<T> {
                 }
                 let until = Instant::now() + slice.min(left);
                 match self.wait_for_one(until) {
-                    Ok(Some(passed)) => {
+                    Waited::Free(passed) => {
                         self.free(passed, &mut free);
                         continue;
                     }
-                    Ok(None) => failing = FailingSince::default(),
-                    Err(_) if failing.lasts_too_long() => return Err(refusal),
-                    Err(_) => {}
+                    Waited::InUse => failing = FailingSince::default(),
+                    Waited::Failed if failing.lasts_too_long() => return Err(refusal),
+                    // The fence of an item that another thread has may fail, too.
+                    Waited::Failed | Waited::NoItem => {}
                 }
                 // A wait that failed ended at once, and other threads may have all items.
                 std::thread::sleep(until.saturating_duration_since(Instant::now()));
@@ -266,9 +275,22 @@ impl<T> DeferredFrees<T> {
 impl<T> Drop for DeferredFrees<T> {
     fn drop(&mut self) {
         let deadline = deadline_after(self.pending_wait);
+        let mut failing = FailingSince::default();
         while let Some((_progress, (mut marks, item))) = self.pop() {
-            match marks.wait(&self.fences, deadline) {
-                Ok(true) => drop(ManuallyDrop::into_inner(item)),
+            let outcome = loop {
+                let outcome = marks.wait(&self.fences, deadline);
+                let left = deadline.saturating_duration_since(Instant::now());
+                if outcome.is_ok() || left.is_zero() || failing.lasts_too_long() {
+                    break outcome;
+                }
+                // The driver may be able to later.
+                std::thread::sleep(RETRY.min(left));
+            };
+            match outcome {
+                Ok(true) => {
+                    failing = FailingSince::default();
+                    drop(ManuallyDrop::into_inner(item));
+                }
                 outcome => {
                     tracing::error!(?outcome, "memory is leaked, as a stream may still use it");
                 }
@@ -386,6 +408,32 @@ mod tests {
         deferred.keep(Marks::new(deferred.fences(), [STREAM]), Arc::new(()));
         let refused = deferred.allocate_or_reclaim(|| Err::<(), _>(exhausted()), drop);
         assert!(refused.is_err());
+    }
+
+    /// Threads that find no item, because others have it, count the failures of its fence, too.
+    #[test]
+    fn many_requests_without_a_limit_are_refused_if_every_fence_fails() {
+        let (deferred, streams) = deferred(Duration::MAX);
+        streams.submit(STREAM, || {});
+        streams.fail_next(u32::MAX);
+        deferred.keep(Marks::new(deferred.fences(), [STREAM]), Arc::new(()));
+        let request = || deferred.allocate_or_reclaim(|| Err::<(), _>(exhausted()), drop);
+        std::thread::scope(|scope| {
+            let requests = [(); 16].map(|()| scope.spawn(request));
+            assert!(requests.into_iter().all(|request| request.join().unwrap().is_err()));
+        });
+    }
+
+    #[test]
+    fn an_item_is_freed_at_the_end_although_its_fence_failed_once() {
+        let (deferred, streams) = deferred(Duration::from_secs(60));
+        streams.submit(STREAM, || {});
+        let used = Arc::new(());
+        deferred.keep(Marks::new(deferred.fences(), [STREAM]), Arc::clone(&used));
+        streams.run_all();
+        streams.fail_next(1);
+        drop(deferred);
+        assert_eq!(Arc::strong_count(&used), 1);
     }
 
     #[test]

@@ -124,6 +124,9 @@ pub struct FenceError {
     pub source: BoxedCause,
 }
 
+/// The time between two attempts with fences that fail.
+pub(crate) const RETRY: Duration = Duration::from_millis(1);
+
 /// The time of the first of several failures of fences in a row. A source that always fails must not
 /// use up a wait that has no end.
 #[derive(Debug, Default)]

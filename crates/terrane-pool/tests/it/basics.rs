@@ -199,6 +199,28 @@ fn slabs_come_and_go_as_a_whole() {
     upstream.assert_empty();
 }
 
+/// A trim moves the blocks of magazines that it keeps to the queue of their class, which is full.
+#[test]
+fn blocks_that_a_trim_cannot_keep_count_to_no_limit() {
+    let upstream = Counted::unlimited();
+    let options = PoolOptions { blocks_per_class: 4, magazine_depth: 28, ..PoolOptions::default() };
+    let pool = Pool::new(upstream.clone(), options).unwrap();
+    let fill = |count: usize| {
+        let blocks = (0..count).map(|_| pool.allocate_bytes(ByteCount::kib(4)).unwrap());
+        drop(blocks.collect::<Vec<_>>());
+    };
+    fill(20);
+    assert_eq!(pool.snapshot().cached, ByteCount::kib(80));
+    assert_eq!(pool.trim(ByteCount::kib(40)), ByteCount::kib(64));
+    let seen = pool.snapshot();
+    assert_eq!(seen.cached, ByteCount::kib(16), "four blocks of the class");
+    assert_eq!(seen.classes.iter().map(|class| class.evictions).sum::<u64>(), 16);
+    fill(8);
+    assert_eq!(pool.snapshot().cached, ByteCount::kib(32), "the limit is not used up");
+    pool.clear();
+    upstream.assert_empty();
+}
+
 #[test]
 fn caps_hold() {
     let upstream = Counted::unlimited();

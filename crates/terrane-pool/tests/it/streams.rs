@@ -226,6 +226,26 @@ fn a_close_without_a_limit_ends_if_no_fence_can_be_recorded() {
     assert_eq!(pool.snapshot().abandoned, PAGE);
 }
 
+/// The fence is recorded before the driver fails.
+#[test]
+fn waits_without_a_limit_end_if_every_recorded_fence_fails() {
+    let (upstream, streams) = (Counted::new(PAGE), SimulatedStreams::new(3));
+    upstream.expect_leaks(1);
+    let pending_wait = Duration::MAX;
+    let options = PoolOptions { pending_wait, magazine_depth: 0, ..PoolOptions::default() };
+    let fences = Arc::new(streams.clone());
+    let pool = Pool::with_fences(upstream.clone(), options, fences).unwrap();
+    let block = on(&pool, A);
+    streams.submit(A, || {});
+    drop(block);
+    pool.reap();
+    assert_eq!(streams.fences_created(), 1);
+    streams.fail_next(u32::MAX);
+    assert!(pool.allocate_on(B, &RegionRequest::new(PAGE)).is_err());
+    pool.close();
+    assert_eq!(pool.snapshot().abandoned, PAGE);
+}
+
 /// Fences of simulated streams. The first one panics as it is made.
 #[derive(Debug)]
 struct PanicsOnce(SimulatedStreams, AtomicBool);

@@ -22,16 +22,15 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use terrane_core::ByteCount;
 
-use crate::streams::fence::{FailingSince, FenceError, FenceSource, StreamId, deadline_after};
+use crate::streams::fence::{
+    FailingSince, FenceError, FenceSource, RETRY, StreamId, deadline_after,
+};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, yield_now};
 pub(crate) use table::PendingBlock;
 use table::{Entry, PendingTable};
 
 /// The first and the longest time to wait for one fence before checking the others.
 const WAIT_SLICES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(5)];
-
-/// The time between two attempts of a closing pool to record a fence.
-const RETRY: Duration = Duration::from_millis(1);
 
 /// The freed blocks of one pool that streams may still be using.
 pub(crate) struct PendingFrees<B: PendingBlock> {
@@ -219,9 +218,11 @@ impl<B: PendingBlock> PendingFrees<B> {
     }
 
     /// Waits, without the lock, until a fence has completed or `deadline` has passed. Returns
-    /// whether there are more fences to wait for, and time left.
+    /// whether there are more fences to wait for, and time left. The wait also ends if all fences
+    /// have failed for too long.
     pub(crate) fn wait(&self, deadline: Instant) -> bool {
         let [mut slice, longest] = WAIT_SLICES;
+        let mut failing = FailingSince::default();
         loop {
             self.record_wanted();
             let recording = self.recording.load(Ordering::SeqCst) > 0;
@@ -234,13 +235,14 @@ impl<B: PendingBlock> PendingFrees<B> {
                 yield_now();
                 continue;
             }
+            let mut is_failing = true;
             for fence in fences {
                 let left = deadline.saturating_duration_since(Instant::now());
                 match fence.wait(slice.min(left)) {
                     // Other threads may free blocks as fast as fences complete, so this case checks
                     // the deadline too.
                     Ok(true) => return !left.is_zero(),
-                    Ok(false) => {}
+                    Ok(false) => is_failing = false,
                     Err(error) => {
                         tracing::warn!(%error, "a wait for a fence failed");
                         // A driver may fail at once, so the thread sleeps instead of busy-waiting.
@@ -250,6 +252,11 @@ impl<B: PendingBlock> PendingFrees<B> {
                 if left.is_zero() {
                     return false;
                 }
+            }
+            if !is_failing {
+                failing = FailingSince::default();
+            } else if failing.lasts_too_long() {
+                return false;
             }
             slice = (slice * 2).min(longest);
         }
