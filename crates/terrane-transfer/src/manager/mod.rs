@@ -27,7 +27,7 @@ use crate::explain::Explanation;
 use crate::hazard::conflict::Access;
 use crate::hazard::deferred::submit_after;
 use crate::hazard::endpoint::Endpoint;
-use crate::hazard::table::{BlockUse, incomplete};
+use crate::hazard::table::{ALL_TOKENS, BlockUse, incomplete};
 use crate::hazard::ticket::Ticket;
 use crate::metrics::TransferMetrics;
 use crate::metrics::snapshot::TransferSnapshot;
@@ -321,12 +321,17 @@ fn claim(
 ) -> Result<(Ticket, TransferClaims), TransferError> {
     let layers = plan.layers();
     let [heads, heads_written] = [Side::Source, Side::Destination].map(|side| plan.heads(side));
+    let [tokens, tokens_written] = [Side::Source, Side::Destination].map(|side| {
+        let some = |tokens| plan.end(side).numbers_of_tokens(tokens);
+        plan.tokens(side).map_or(ALL_TOKENS, some)
+    });
     let (access, blocks) = (Access::Read, plan.source_blocks());
     let group = transfer.source.group();
-    let read = BlockUse { access, blocks, group, layers: layers.clone(), heads };
+    let read = BlockUse { access, blocks, group, layers: layers.clone(), heads, tokens };
     let (access, blocks) = (Access::Write, plan.destination_blocks());
     let group = transfer.destination.group();
-    let write = BlockUse { access, blocks, group, layers, heads: heads_written };
+    let (heads, tokens) = (heads_written, tokens_written);
+    let write = BlockUse { access, blocks, group, layers, heads, tokens };
     // A chain of predecessors can be long, so it is walked only if there is a conflict.
     let predecessors = OnceCell::new();
     let tickets = || transfer.after.iter().map(|predecessor| &predecessor.ticket);

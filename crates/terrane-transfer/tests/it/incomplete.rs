@@ -100,6 +100,36 @@ fn a_block_is_complete_again_when_all_of_its_layers_have_been_written() {
     run(&rig.manager, rig.back(&[0], &[1]));
 }
 
+/// A write of one token leaves the other tokens of the block as they are.
+#[test]
+fn a_block_is_complete_again_when_all_of_its_tokens_have_been_written() {
+    let rig = Rig::new(8);
+    fail(&rig, rig.transfer(&[0], &[3]));
+    run(&rig.manager, rig.transfer(&[1], &[3]).tokens(0..1, 0..1));
+    assert_eq!(incomplete(&rig.refused(rig.back(&[3], &[4]))), [3]);
+    assert_eq!(incomplete(&rig.refused(rig.back(&[3], &[4]).tokens(0..2, 0..2))), [3]);
+    assert_eq!(incomplete(&rig.destination.hold_for_read(&[3]).unwrap_err()), [3]);
+    // The written token is read, also by a transfer that waits.
+    run(&rig.manager, rig.back(&[3], &[4]).tokens(0..1, 1..2));
+    let gate = rig.source.hold_for_read(&[5]).unwrap();
+    let reads = rig.back(&[3], &[4]).after(&gate.ticket());
+    let all = submit(&rig, reads);
+    let reads = rig.back(&[3], &[5]).after_end(&all.ticket()).after(&gate.ticket());
+    let one = submit(&rig, reads.tokens(0..1, 0..1));
+    drop(gate);
+    assert_eq!(incomplete(&end_of(all).result.unwrap_err()), [3]);
+    end_of(one).result.unwrap();
+    run(&rig.manager, rig.transfer(&[1], &[3]).tokens(1..3, 1..3));
+    run(&rig.manager, rig.back(&[3], &[4]));
+    drop(rig.destination.hold_for_read(&[3]).unwrap());
+    // A write of some tokens that fails leaves only those incomplete.
+    fail(&rig, rig.transfer(&[0], &[3]).tokens(2..3, 1..2));
+    assert_eq!(incomplete(&rig.refused(rig.back(&[3], &[4]))), [3]);
+    run(&rig.manager, rig.back(&[3], &[4]).tokens(2..3, 0..1));
+    run(&rig.manager, rig.transfer(&[1], &[3]));
+    run(&rig.manager, rig.back(&[3], &[4]));
+}
+
 #[test]
 fn a_reader_in_a_chain_is_checked_when_its_turn_comes() {
     let rig = Rig::new(8);

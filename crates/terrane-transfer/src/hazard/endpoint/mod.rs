@@ -3,6 +3,7 @@
 mod of_groups;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -16,7 +17,9 @@ use crate::error::TransferError;
 use crate::hazard::address_claims::AddressClaim;
 use crate::hazard::conflict::Access;
 use crate::hazard::notify::notify;
-use crate::hazard::table::{BlockUse, Claim, HazardTable, LockedHazards, Written, incomplete};
+use crate::hazard::table::{
+    ALL_TOKENS, BlockUse, Claim, HazardTable, LockedHazards, Written, incomplete,
+};
 use crate::hazard::ticket::Ticket;
 use crate::side::Side;
 
@@ -209,7 +212,8 @@ impl Endpoint {
         self.check_owner()?;
         self.check_blocks(blocks, side)?;
         let (layers, heads) = (0..self.0.layout.geometry().num_layers(), 0..self.num_heads());
-        let wanted = BlockUse { access, blocks, group: self.group(), layers, heads };
+        let (group, tokens) = (self.group(), ALL_TOKENS);
+        let wanted = BlockUse { access, blocks, group, layers, heads, tokens };
         let mut hazards = self.0.hazards.lock();
         let conflicts = hazards.conflicts(&wanted, &|_| false);
         if !conflicts.is_empty() {
@@ -228,6 +232,14 @@ impl Endpoint {
     /// The heads of a token, as hazards count them; 1 if they are not stated.
     pub(crate) fn num_heads(&self) -> u32 {
         num_heads(&self.0.layout)
+    }
+
+    /// Some tokens of a block, as hazards count them: the last one stands for all numbers from it,
+    /// so that a block is complete once each of its tokens is.
+    pub(crate) fn numbers_of_tokens(&self, tokens: Range<u32>) -> Range<u32> {
+        let sections = self.0.layout.geometry().sections().iter();
+        let has_last = sections.clone().all(|section| section.shape().tokens <= tokens.end);
+        if has_last { tokens.start..ALL_TOKENS.end } else { tokens }
     }
 
     /// The number of the group among those that share its hazards.

@@ -7,11 +7,13 @@ use smallvec::SmallVec;
 
 use super::blocks::{Blocks, overlap};
 
-/// Some layers and some heads of a block, in the numbers of one group.
+/// Some layers, heads and tokens of a block, in the numbers of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Area {
     pub(super) layers: Range<u32>,
     pub(super) heads: Range<u32>,
+    /// Conflicts ignore them.
+    pub(super) tokens: Range<u32>,
 }
 
 /// The areas with neither the bytes before a transfer nor all bytes that it was to write.
@@ -45,7 +47,7 @@ impl Incomplete {
     }
 
     /// Records that a write of this area by `group` failed. The whole block is incomplete for other
-    /// groups, because their layers and heads have other offsets in it.
+    /// groups, because their layers, heads and tokens have other offsets in it.
     pub(super) fn add(&mut self, blocks: &Blocks, group: u32, area: &Area) {
         for block in blocks.to_vec() {
             let marks = self.marks.entry(block).or_default();
@@ -97,7 +99,7 @@ fn subtract(
     area: &Area,
     chosen: impl Fn(&Mark) -> bool,
 ) {
-    let rest = |mark: Mark| -> SmallVec<[Mark; 4]> {
+    let rest = |mark: Mark| -> SmallVec<[Mark; 6]> {
         if mark.reader == reader && chosen(&mark) {
             let left = mark.area.without(area).into_iter();
             left.map(|area| Mark { area, ..mark }).collect()
@@ -110,28 +112,53 @@ fn subtract(
 
 impl Area {
     fn meets(&self, other: &Self) -> bool {
-        overlap(&self.layers, &other.layers) && overlap(&self.heads, &other.heads)
+        overlap(&self.layers, &other.layers)
+            && overlap(&self.heads, &other.heads)
+            && overlap(&self.tokens, &other.tokens)
     }
 
-    /// Subtracts another area. The result consists of the layers before and after it and, within
-    /// its layers, of the heads before and after it.
-    fn without(&self, other: &Self) -> SmallVec<[Self; 4]> {
+    /// Subtracts another area. The result consists of the layers before and after it, of the heads
+    /// before and after it within its layers, and of the tokens before and after it within both.
+    fn without(&self, other: &Self) -> SmallVec<[Self; 6]> {
         if !self.meets(other) {
             return std::iter::once(self.clone()).collect();
         }
-        let between =
-            self.layers.start.max(other.layers.start)..self.layers.end.min(other.layers.end);
-        [
-            (self.layers.start..between.start, self.heads.clone()),
-            (between.end..self.layers.end, self.heads.clone()),
-            (between.clone(), self.heads.start..other.heads.start),
-            (between, other.heads.end..self.heads.end),
-        ]
-        .into_iter()
-        .filter(|(layers, heads)| !layers.is_empty() && !heads.is_empty())
-        .map(|(layers, heads)| Self { layers, heads })
-        .collect()
+        let Self { layers, heads, tokens } = self;
+        let (same_layers, same_heads) =
+            (common(layers, &other.layers), common(heads, &other.heads));
+        let [layers, heads, tokens] = [
+            outside(layers, &other.layers),
+            outside(heads, &other.heads),
+            outside(tokens, &other.tokens),
+        ];
+        let of_layers = layers.into_iter().map(|layers| Self { layers, ..self.clone() });
+        let of_heads = heads.into_iter().map(|heads| Self {
+            layers: same_layers.clone(),
+            heads,
+            tokens: self.tokens.clone(),
+        });
+        let of_tokens = tokens.into_iter().map(|tokens| Self {
+            layers: same_layers.clone(),
+            heads: same_heads.clone(),
+            tokens,
+        });
+        let parts = of_layers.chain(of_heads).chain(of_tokens);
+        parts.filter(|part| !part.is_empty()).collect()
     }
+
+    fn is_empty(&self) -> bool {
+        self.layers.is_empty() || self.heads.is_empty() || self.tokens.is_empty()
+    }
+}
+
+/// The numbers that are in both ranges.
+fn common(one: &Range<u32>, other: &Range<u32>) -> Range<u32> {
+    one.start.max(other.start)..one.end.min(other.end)
+}
+
+/// The numbers of a range before and after another one that overlaps it.
+fn outside(range: &Range<u32>, other: &Range<u32>) -> [Range<u32>; 2] {
+    [range.start..other.start, other.end..range.end]
 }
 
 #[cfg(all(test, not(loom)))]
@@ -140,22 +167,36 @@ mod tests {
 
     use super::*;
 
-    const SIDE: u32 = 5;
+    const SIDE: u32 = 4;
+    const CELLS: usize = 64;
 
     fn area() -> impl Strategy<Value = Area> {
-        let range = || (0..SIDE).prop_flat_map(|start| (Just(start), start + 1..=SIDE));
-        (range(), range()).prop_map(|(layers, heads)| Area {
-            layers: layers.0..layers.1,
-            heads: heads.0..heads.1,
+        let range = || {
+            let ends = (0..SIDE).prop_flat_map(|start| (Just(start), start + 1..=SIDE));
+            ends.prop_map(|(start, end)| start..end)
+        };
+        (range(), range(), range()).prop_map(|(layers, heads, tokens)| Area {
+            layers,
+            heads,
+            tokens,
         })
     }
 
+    /// Each layer, head and token, with its number.
+    fn all_cells() -> impl Iterator<Item = (usize, Area)> {
+        let cell = |at: u32| {
+            let [layer, head, token] = [at / (SIDE * SIDE), at / SIDE % SIDE, at % SIDE];
+            Area { layers: layer..layer + 1, heads: head..head + 1, tokens: token..token + 1 }
+        };
+        (0..CELLS).zip((0..).map(cell))
+    }
+
     proptest! {
-        /// Compared with a table of every layer and head.
+        /// Compared with a table of every layer, head and token.
         #[test]
         fn marks_equal_a_table_of_cells(steps in prop::collection::vec((any::<bool>(), area()), 1..12)) {
             let mut incomplete = Incomplete::default();
-            let mut cells = [false; 25];
+            let mut cells = [false; CELLS];
             let blocks = Blocks::new(&[7]);
             for (fails, written) in steps {
                 if fails {
@@ -163,32 +204,27 @@ mod tests {
                 } else {
                     incomplete.remove(&blocks, 0, &written);
                 }
-                for layer in 0..SIDE {
-                    for head in 0..SIDE {
-                        let cell = Area { layers: layer..layer + 1, heads: head..head + 1 };
-                        let at = usize::try_from(layer * SIDE + head).unwrap();
-                        if written.meets(&cell) {
-                            cells[at] = fails;
-                        }
-                        let found = incomplete.among(&[6, 7, 8], 0, &cell);
-                        prop_assert_eq!(found, if cells[at] { vec![7] } else { vec![] });
+                for (at, cell) in all_cells() {
+                    if written.meets(&cell) {
+                        cells[at] = fails;
                     }
+                    let found = incomplete.among(&[6, 7, 8], 0, &cell);
+                    prop_assert_eq!(found, if cells[at] { vec![7] } else { vec![] });
                 }
                 prop_assert_eq!(incomplete.is_empty(), !cells.contains(&true));
             }
         }
 
-        /// Three groups, compared with a table by writer, reader, layer and head.
+        /// Three groups, compared with a table by writer, reader, layer, head and token.
         #[test]
         fn marks_of_groups_equal_a_table_of_cells_for_each(
             steps in prop::collection::vec((any::<bool>(), 0_u32..3, area()), 1..12),
         ) {
-            let whole = Area { layers: 0..SIDE, heads: 0..SIDE };
+            let whole = Area { layers: 0..SIDE, heads: 0..SIDE, tokens: 0..SIDE };
             let mut incomplete = Incomplete::of_groups(vec![whole; 3].into());
             let blocks = Blocks::new(&[7]);
             // By writer and reader.
-            let mut cells = [[[false; 25]; 3]; 3];
-            let all = || (0..SIDE).flat_map(|layer| (0..SIDE).map(move |head| (layer, head)));
+            let mut cells = [[[false; CELLS]; 3]; 3];
             let index = |number: u32| usize::try_from(number).unwrap();
             for (fails, group, written) in steps {
                 if fails {
@@ -197,9 +233,7 @@ mod tests {
                     incomplete.remove(&blocks, group, &written);
                 }
                 let own = index(group);
-                for (layer, head) in all() {
-                    let cell = Area { layers: layer..layer + 1, heads: head..head + 1 };
-                    let at = index(layer * SIDE + head);
+                for (at, cell) in all_cells() {
                     let is_written = written.meets(&cell);
                     for other in [0, 1, 2] {
                         if fails {
@@ -210,11 +244,9 @@ mod tests {
                     }
                 }
                 if !fails && !cells[own][own].contains(&true) {
-                    cells[own] = [[false; 25]; 3];
+                    cells[own] = [[false; CELLS]; 3];
                 }
-                for (layer, head) in all() {
-                    let cell = Area { layers: layer..layer + 1, heads: head..head + 1 };
-                    let at = index(layer * SIDE + head);
+                for (at, cell) in all_cells() {
                     for reader in 0..3_u32 {
                         let expected = cells.iter().any(|of| of[index(reader)][at]);
                         let found = incomplete.among(&[7], reader, &cell);

@@ -30,7 +30,7 @@ use blocks::{Blocks, overlap};
 use counts::BlockCounts;
 use incomplete::{Area, Incomplete};
 
-/// The blocks, layers and heads that a transfer uses at one end.
+/// The blocks, layers, heads and tokens that a transfer uses at one end.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockUse<'a> {
     pub(crate) access: Access,
@@ -40,7 +40,12 @@ pub(crate) struct BlockUse<'a> {
     pub(crate) layers: Range<u32>,
     /// A layout that does not state its heads counts as one head.
     pub(crate) heads: Range<u32>,
+    /// Used only for incomplete blocks: conflicts are about all tokens.
+    pub(crate) tokens: Range<u32>,
 }
+
+/// All tokens of a block, whatever their number.
+pub(crate) const ALL_TOKENS: Range<u32> = 0..u32::MAX;
 
 /// The claims in flight on the blocks of one layout, or of several that share their blocks. Clones
 /// share one table.
@@ -94,7 +99,8 @@ impl HazardTable {
     /// Creates one table for groups that share their blocks, with the layers and the heads of each
     /// group.
     pub(crate) fn of_groups(num_blocks: u32, groups: impl IntoIterator<Item = (u32, u32)>) -> Self {
-        let whole = |(layers, heads)| Area { layers: 0..layers, heads: 0..heads };
+        let whole =
+            |(layers, heads)| Area { layers: 0..layers, heads: 0..heads, tokens: ALL_TOKENS };
         Self::build(num_blocks, Incomplete::of_groups(groups.into_iter().map(whole).collect()))
     }
 
@@ -232,7 +238,8 @@ impl TableState {
 
 impl BlockUse<'_> {
     fn area(&self) -> Area {
-        Area { layers: self.layers.clone(), heads: self.heads.clone() }
+        let Self { layers, heads, tokens, .. } = self;
+        Area { layers: layers.clone(), heads: heads.clone(), tokens: tokens.clone() }
     }
 }
 
@@ -287,9 +294,9 @@ impl Claim {
         }
         let Some(entry) = claims.in_flight.get(self.key) else { return Ok(()) };
         let blocks = entry.blocks.to_vec();
-        let Area { layers, heads } = entry.area.clone();
+        let Area { layers, heads, tokens } = entry.area.clone();
         let (access, group) = (entry.access, entry.group);
-        let wanted = BlockUse { access, blocks: &blocks, group, layers, heads };
+        let wanted = BlockUse { access, blocks: &blocks, group, layers, heads, tokens };
         if claims.orphaned > 0 {
             let conflicts = claims.conflicts(&wanted, |entry| entry.is_orphaned);
             if !conflicts.is_empty() {

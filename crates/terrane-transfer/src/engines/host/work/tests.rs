@@ -14,7 +14,7 @@ use crate::engine::rate::Rate;
 use crate::error::TransferError;
 use crate::explain::{Explanation, Report};
 use crate::hazard::conflict::Access;
-use crate::hazard::table::{BlockUse, HazardTable};
+use crate::hazard::table::{ALL_TOKENS, BlockUse, HazardTable};
 use crate::hazard::ticket::Ticket;
 use crate::plan::planner::Planner;
 use crate::transfer::{Transfer, TransferOptions};
@@ -63,7 +63,8 @@ fn job(sink: Arc<dyn OutcomeSink>) -> (CopyJob, Ticket) {
     let plan = Planner::new().plan(&transfer).unwrap();
     let (table, ticket) = (HazardTable::new(1), Ticket::new([]));
     let claim = |access| {
-        let used = BlockUse { access, blocks: &[0], group: 0, layers: 0..2, heads: 0..1 };
+        let (layers, heads, tokens) = (0..2, 0..1, ALL_TOKENS);
+        let used = BlockUse { access, blocks: &[0], group: 0, layers, heads, tokens };
         table.lock().claim(&ticket, &used)
     };
     let (reading, writing) = (claim(Access::Read), claim(Access::Write));
