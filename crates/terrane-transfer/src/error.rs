@@ -226,7 +226,7 @@ pub enum TransferError {
     /// Other operations in flight use the same blocks.
     #[error("{}", conflict_text(.conflicts))]
     Conflict {
-        /// Every conflict that was found; at least one.
+        /// The conflicts: at least one, and at most 1,000 for each end.
         conflicts: Vec<BlockConflict>,
     },
     /// The position of a piece could not be computed.

@@ -59,6 +59,22 @@ fn readers_share_a_block_and_a_writer_does_not() {
 }
 
 #[test]
+fn a_refusal_lists_a_limited_number_of_conflicts() {
+    let rig = Rig::new(2_000);
+    let all: Vec<u32> = (0..2_000).collect();
+    let holds = [(); 2].map(|()| rig.destination.hold_for_read(&all).unwrap());
+    let found = conflicts(rig.refused(rig.transfer(&all, &all)));
+    assert_eq!(found.len(), 1_000);
+    assert!(found.iter().all(|conflict| conflict.holder == holds[0].ticket().id()));
+    let source = rig.source.hold_for_write(&all).unwrap();
+    let found = conflicts(rig.refused(rig.transfer(&all, &all)));
+    let at_source = found.iter().filter(|conflict| conflict.side == Side::Source);
+    assert_eq!((found.len(), at_source.count()), (2_000, 1_000));
+    drop((holds, source));
+    run(&rig.manager, rig.transfer(&all, &all));
+}
+
+#[test]
 fn a_refusal_lists_the_blocks_of_both_ends_and_claims_none() {
     let rig = held();
     let writing = submit(&rig, rig.transfer(&[0, 1, 2], &[0, 1, 2]));

@@ -11,7 +11,7 @@ use terrane_testkit::engine::Fault;
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::process::in_child;
 use terrane_transfer::engines::{HostEngine, HostEngineOptions, RelayEngine, RelayOptions};
-use terrane_transfer::{Completion, Endpoint, Transfer, TransferError, TransferManager};
+use terrane_transfer::{Completion, Endpoint, Hold, Transfer, TransferError, TransferManager};
 
 use crate::limits::{process_time, thread_time};
 use crate::support::*;
@@ -152,6 +152,39 @@ fn one_failed_predecessor_of_several_is_enough_and_all_are_waited_for() {
         matches!(error, TransferError::PredecessorFailed { predecessor } if predecessor == failed)
     );
     rig.assert_nothing_claimed();
+}
+
+/// The claims in flight are visited once, not once for each block of the transfer.
+#[test]
+fn a_transfer_of_all_blocks_after_many_holds_is_submitted_in_linear_time() {
+    const BLOCKS_OF_HOLD: u32 = 10;
+    let work_of = |holds: u32| {
+        let rig = Rig::new(1);
+        rig.engine.hold();
+        let blocks = holds * BLOCKS_OF_HOLD;
+        let tiny = shape().num_blocks(blocks).num_layers(1).outer_dim(1).page_size(1);
+        let tiny = tiny.inner_dim(1).build().unwrap();
+        let [from, to] = [(); 2].map(|()| endpoint(tiny, CONTIGUOUS));
+        let hold = |number| {
+            let first = number * BLOCKS_OF_HOLD;
+            to.hold_for_read(&(first..first + BLOCKS_OF_HOLD).collect::<Vec<_>>()).unwrap()
+        };
+        let holds: Vec<Hold> = (0..holds).map(hold).collect();
+        let all: Vec<u32> = (0..blocks).collect();
+        let transfer = Transfer::new(&from, &to).blocks(&all, &all);
+        let ordered = holds.iter().fold(transfer, |all, hold| all.after_end(&hold.ticket()));
+        let begun = thread_time();
+        let completion = rig.manager.submit(ordered, ()).unwrap();
+        let worked = thread_time() - begun;
+        completion.cancel();
+        drop(holds);
+        assert!(end_of(completion).result.is_err());
+        worked.as_secs_f64()
+    };
+    // Ten times as many blocks and holds take 10 times as long, or 100 times if each pair of them
+    // is compared. Another process can spoil the caches for one measurement, but hardly for all.
+    let is_linear = || work_of(10_000) / work_of(1_000) < 40.0;
+    assert!((0..3).any(|_| is_linear()), "the time grows with the product of blocks and holds");
 }
 
 /// About 10 µs for each transfer in an unoptimised build, whatever their number. An engine that

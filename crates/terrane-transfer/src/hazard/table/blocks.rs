@@ -21,15 +21,36 @@ impl Blocks {
             .map_or_else(|| Self::List(SmallVec::from_slice(blocks), false), Self::Range)
     }
 
+    /// The number of blocks. Each duplicate counts.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Range(range) => range.len(),
+            Self::List(blocks, _) => blocks.len(),
+        }
+    }
+
     /// Whether a block is one of these.
     pub(super) fn has(&mut self, block: u32) -> bool {
+        let (range, list) = self.sorted();
+        range.contains(&block) || list.binary_search(&block).is_ok()
+    }
+
+    /// The blocks in ascending order, without duplicates.
+    pub(super) fn distinct(&mut self) -> impl Iterator<Item = u32> + '_ {
+        let (range, list) = self.sorted();
+        let listed = list.chunk_by(|one, next| one == next).filter_map(|same| same.first());
+        range.chain(listed.copied())
+    }
+
+    /// The blocks as a range, or as a sorted list. The other one is empty.
+    fn sorted(&mut self) -> (Range<u32>, &[u32]) {
         match self {
-            Self::Range(range) => range.contains(&block),
+            Self::Range(range) => (range.clone(), &[]),
             Self::List(blocks, is_sorted) => {
                 if !std::mem::replace(is_sorted, true) && !blocks.is_sorted() {
                     blocks.sort_unstable();
                 }
-                blocks.binary_search(&block).is_ok()
+                (0..0, blocks)
             }
         }
     }
@@ -52,6 +73,23 @@ pub(super) fn range_of(blocks: &[u32]) -> Option<Range<u32>> {
     let is_range =
         blocks.iter().zip(first..end).fold(true, |all, (&block, id)| all & (block == id));
     is_range.then_some(first..end)
+}
+
+/// The blocks in ascending order, each with its position in the list.
+pub(super) fn sorted_positions(blocks: &[u32]) -> Vec<(u32, usize)> {
+    let mut sorted: Vec<(u32, usize)> = blocks.iter().copied().zip(0..).collect();
+    sorted.sort_unstable();
+    sorted
+}
+
+/// The entries of a block in such a list.
+pub(super) fn positions_of(
+    sorted: &[(u32, usize)],
+    block: u32,
+) -> impl Iterator<Item = (u32, usize)> + '_ {
+    let begin = sorted.partition_point(|&(other, _)| other < block);
+    let from = sorted.get(begin..).unwrap_or_default().iter();
+    from.take_while(move |&&(other, _)| other == block).copied()
 }
 
 /// A block number as an index.

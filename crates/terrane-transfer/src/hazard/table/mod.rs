@@ -26,7 +26,7 @@ use crate::hazard::conflict::{Access, BlockConflict};
 use crate::hazard::ticket::{Ticket, TransferId};
 use crate::side::Side;
 use crate::sync::{Mutex, MutexGuard, lock};
-use blocks::{Blocks, overlap};
+use blocks::{Blocks, overlap, positions_of, sorted_positions};
 use counts::BlockCounts;
 use incomplete::{Area, Incomplete};
 
@@ -156,7 +156,8 @@ pub(crate) struct LockedHazards<'a> {
 }
 
 impl LockedHazards<'_> {
-    /// The conflicts of `wanted` with claims in flight, except those of `predecessors`.
+    /// The conflicts of `wanted` with claims in flight, except those of `predecessors`; the first
+    /// ones if there are very many.
     pub(crate) fn conflicts(
         &mut self,
         wanted: &BlockUse<'_>,
@@ -205,34 +206,54 @@ impl LockedHazards<'_> {
     }
 }
 
+/// The largest number of conflicts that a refusal lists.
+const MOST_CONFLICTS: usize = 1_000;
+
 impl TableState {
-    /// The conflicts of `wanted` with the claims in flight for which `counts` is true.
+    /// The conflicts of `wanted` with the claims in flight for which `counts` is true, in the order
+    /// of the wanted blocks. At [`MOST_CONFLICTS`], the search stops.
+    ///
+    /// It takes place under the lock, so each claim costs the smaller of two numbers of blocks: its
+    /// own, and that of `wanted`.
     fn conflicts(
         &mut self,
         wanted: &BlockUse<'_>,
         counts: impl Fn(&ClaimEntry) -> bool,
     ) -> Vec<BlockConflict> {
-        let mut conflicts = Vec::new();
+        if self.counts.are_free(wanted.blocks, wanted.access) {
+            return Vec::new();
+        }
         let side = match wanted.access {
             Access::Read => Side::Source,
             Access::Write => Side::Destination,
         };
-        if self.counts.are_free(wanted.blocks, wanted.access) {
-            return conflicts;
-        }
-        for &block in wanted.blocks {
-            if self.counts.are_free(&[block], wanted.access) {
+        let mut sorted: Option<Vec<(u32, usize)>> = None;
+        // With the positions of the blocks in the wanted ones.
+        let mut found: Vec<(usize, BlockConflict)> = Vec::new();
+        for (_, entry) in &mut self.in_flight {
+            if found.len() == MOST_CONFLICTS {
+                break;
+            }
+            if !entry.excludes(wanted) || !counts(entry) {
                 continue;
             }
-            for (_, entry) in &mut self.in_flight {
-                if entry.excludes(wanted) && entry.blocks.has(block) && counts(entry) {
-                    let (held, holder) = (entry.access, entry.holder);
-                    let wanted = wanted.access;
-                    conflicts.push(BlockConflict { side, block, wanted, held, holder });
-                }
+            let (held, holder, wanted_access) = (entry.access, entry.holder, wanted.access);
+            let conflict = |(block, position)| {
+                (position, BlockConflict { side, block, wanted: wanted_access, held, holder })
+            };
+            let left = MOST_CONFLICTS - found.len();
+            if wanted.blocks.len() <= entry.blocks.len() {
+                let blocks = wanted.blocks.iter().copied().zip(0..);
+                let shared = blocks.filter(|&(block, _)| entry.blocks.has(block));
+                found.extend(shared.map(conflict).take(left));
+            } else {
+                let sorted = sorted.get_or_insert_with(|| sorted_positions(wanted.blocks));
+                let shared = entry.blocks.distinct().flat_map(|block| positions_of(sorted, block));
+                found.extend(shared.map(conflict).take(left));
             }
         }
-        conflicts
+        found.sort_by_key(|&(position, _)| position);
+        found.into_iter().map(|(_, conflict)| conflict).collect()
     }
 }
 

@@ -88,6 +88,31 @@ fn a_block_read_twice_by_one_claim_is_released_once_for_each() {
     assert!(table.lock().conflicts(&used(Access::Write, &[0], 0..1), &no_predecessor).is_empty());
 }
 
+#[test]
+fn conflicts_have_the_order_of_the_wanted_blocks() {
+    let table = HazardTable::new(16);
+    let tickets = [(); 2].map(|()| Ticket::new([]));
+    let large: Vec<u32> = (0..16).rev().collect();
+    let [small, large] = [(&tickets[0], &[6, 2, 6][..]), (&tickets[1], &large[..])]
+        .map(|(ticket, blocks)| table.lock().claim(ticket, &used(Access::Read, blocks, 0..1)));
+    let wanted = used(Access::Write, &[9, 6, 2, 11, 6], 0..1);
+    let found = table.lock().conflicts(&wanted, &no_predecessor);
+    let found: Vec<_> = found.iter().map(|found| (found.block, found.holder)).collect();
+    let [of_small, of_large] = tickets.each_ref().map(Ticket::id);
+    let expected = [
+        (9, of_large),
+        (6, of_small),
+        (6, of_large),
+        (2, of_small),
+        (2, of_large),
+        (11, of_large),
+        (6, of_small),
+        (6, of_large),
+    ];
+    assert_eq!(found, expected);
+    drop((small, large));
+}
+
 proptest! {
     /// Ranges, near-ranges and lists are counted like a plain list.
     #[test]
