@@ -58,6 +58,8 @@ enum TicketState {
 struct TicketInFlight {
     predecessors: SmallVec<[Ticket; 2]>,
     dependents: Vec<Arc<dyn Dependent>>,
+    /// The waits for the end. A wait that ends early drops its value, and the list removes it later.
+    waits: Vec<Weak<dyn Dependent>>,
     /// Values that drop as the transfer ends.
     kept_alive: Vec<KeptAlive>,
     /// Ends the transfer if it is cancelled before its engine gets it.
@@ -91,8 +93,13 @@ impl Ticket {
 
     fn build(predecessors: impl IntoIterator<Item = Ticket>, is_of_set: bool) -> Self {
         let predecessors = predecessors.into_iter().filter(|p| !p.has_ended()).collect();
-        let (dependents, kept_alive) = (Vec::new(), Vec::new());
-        let in_flight = TicketInFlight { predecessors, dependents, kept_alive, deferred: None };
+        let in_flight = TicketInFlight {
+            predecessors,
+            dependents: Vec::new(),
+            waits: Vec::new(),
+            kept_alive: Vec::new(),
+            deferred: None,
+        };
         Self(Arc::new(TicketInner {
             id: TransferId::next(),
             owner: OwnerProcess::current(),
@@ -239,6 +246,17 @@ impl Ticket {
         }
     }
 
+    /// Like [`add_dependent`](Self::add_dependent), unless the caller has dropped `wait` by then.
+    pub(crate) fn add_wait<W: Dependent + 'static>(&self, wait: &Arc<W>) {
+        if self.is_of_this_process()
+            && let TicketState::TicketInFlight(in_flight) = &mut *lock(&self.0.state)
+        {
+            let weak: Weak<W> = Arc::downgrade(wait);
+            return push_live(&mut in_flight.waits, weak);
+        }
+        wait.predecessor_ended(self.id(), self.has_succeeded());
+    }
+
     /// Marks the end, and returns the dependents to notify. A second call changes nothing.
     pub(crate) fn end(&self, succeeded: bool) -> Vec<Arc<dyn Dependent>> {
         if !self.is_of_this_process() {
@@ -263,14 +281,47 @@ impl Ticket {
         drop(state);
         match ended {
             // The predecessors drop with the state, so that chains of transfers do not grow.
-            TicketState::TicketInFlight(in_flight) => in_flight.dependents,
+            TicketState::TicketInFlight(TicketInFlight { mut dependents, waits, .. }) => {
+                dependents.extend(waits.iter().filter_map(Weak::upgrade));
+                dependents
+            }
             TicketState::Ended { .. } => Vec::new(),
         }
     }
 }
 
+/// Adds a value to a list. Before the list grows, the values that have dropped are removed. So it
+/// has at most a few times as many entries as values that live, and a call takes constant time in
+/// the mean.
+fn push_live(list: &mut Vec<Weak<dyn Dependent>>, value: Weak<dyn Dependent>) {
+    if list.len() == list.capacity() {
+        list.retain(|value| value.strong_count() > 0);
+        if list.len() > list.capacity() / 2 {
+            list.reserve(list.len());
+        }
+    }
+    list.push(value);
+}
+
 impl fmt::Debug for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Ticket({}, ended: {})", self.id(), self.has_ended())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    impl Ticket {
+        /// The number of dependents and waits in the lists.
+        pub(in crate::hazard) fn dependents(&self) -> usize {
+            match &*lock(&self.0.state) {
+                TicketState::TicketInFlight(in_flight) => {
+                    in_flight.dependents.len() + in_flight.waits.len()
+                }
+                TicketState::Ended { .. } => 0,
+            }
+        }
     }
 }

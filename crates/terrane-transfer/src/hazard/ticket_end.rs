@@ -58,7 +58,7 @@ impl Ticket {
 
     fn waiter(&self) -> Arc<EndWaiter> {
         let waiter = Arc::new(EndWaiter::default());
-        self.add_dependent(Arc::clone(&waiter) as _);
+        self.add_wait(&waiter);
         waiter
     }
 }
@@ -134,5 +134,55 @@ impl Dependent for EndWaiter {
         if let Some(waker) = waker {
             waker.wake();
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::task::Wake;
+
+    use super::*;
+
+    const MANY: usize = 100_000;
+
+    struct Unused;
+
+    impl Wake for Unused {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    #[test]
+    fn waits_that_reach_their_deadline_leave_nothing_at_the_ticket() {
+        let ticket = Ticket::new([]);
+        let past = Instant::now();
+        for _ in 0..MANY {
+            assert_eq!(ticket.wait_until(past), None);
+        }
+        assert!(ticket.dependents() < 100, "{} waits", ticket.dependents());
+        ticket.end(true);
+        assert_eq!(ticket.wait_until(past), Some(TicketEnd::Succeeded));
+    }
+
+    #[test]
+    fn futures_that_drop_leave_nothing_at_the_ticket() {
+        let ticket = Ticket::new([]);
+        let waker = Arc::new(Unused);
+        let polled = || {
+            let mut future = Box::pin((&ticket).into_future());
+            let shared = Waker::from(Arc::clone(&waker));
+            assert!(future.as_mut().poll(&mut Context::from_waker(&shared)).is_pending());
+            future
+        };
+        let mut kept = polled();
+        for _ in 0..MANY {
+            drop(polled());
+        }
+        assert_eq!(Arc::strong_count(&waker), 2, "the waker of the future that lives");
+        assert!(ticket.dependents() < 100, "{} futures", ticket.dependents());
+        // Those that live are notified.
+        crate::hazard::notify::notify(ticket.end(true), ticket.id(), true);
+        assert_eq!(Arc::strong_count(&waker), 1);
+        let mut context = Context::from_waker(Waker::noop());
+        assert_eq!(kept.as_mut().poll(&mut context), Poll::Ready(TicketEnd::Succeeded));
     }
 }
