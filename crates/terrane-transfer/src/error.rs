@@ -325,7 +325,8 @@ pub enum TransferError {
         #[source]
         source: BoxedCause,
     },
-    /// The transfer's deadline passed. Any of the runs may have been copied; no more will be.
+    /// The transfer's deadline passed. Any of the runs may have been copied; no more will be. If it
+    /// passed before the copy started, the destination is unchanged.
     #[error("the deadline passed after {}; {done} of {total} had been copied; copy the blocks again, with a \
          later deadline", seconds(.after))]
     DeadlineExceeded {

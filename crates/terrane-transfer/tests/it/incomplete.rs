@@ -1,11 +1,13 @@
 //! Order without success, and destinations that failed transfers may have written in part.
 
 use std::task::Poll;
+use std::time::Instant;
 
+use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::engine::Fault;
 use terrane_testkit::pattern::Pattern;
-use terrane_transfer::{Completion, Transfer, TransferError};
+use terrane_transfer::{Completion, Transfer, TransferError, TransferManager};
 
 use crate::support::*;
 
@@ -148,6 +150,25 @@ fn a_reader_in_a_chain_is_checked_when_its_turn_comes() {
     assert!(error.is_refusal(), "it has not been started");
     end_of(does_not_mind).result.unwrap();
     rig.assert_nothing_claimed();
+}
+
+/// The clock is read before the copy starts, so the destination is unchanged.
+#[test]
+fn a_deadline_that_passes_before_the_copy_leaves_the_destination_as_it_was() {
+    let manager = TransferManager::with_default_engines().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let memory = || endpoint(config(8), CONTIGUOUS);
+    let file = || endpoint_in(&files, config(8), BLOCK_FIRST);
+    for [from, to] in [[memory(), memory()], [memory(), file()], [file(), memory()]] {
+        let gate = from.hold_for_write(&[0]).unwrap();
+        let transfer = Transfer::new(&from, &to).blocks(&[0], &[3]).after_end(&gate.ticket());
+        let late = manager.submit(transfer.deadline(Instant::now()), ()).unwrap();
+        drop(gate);
+        let error = end_of(late).result.unwrap_err();
+        assert!(matches!(error, TransferError::DeadlineExceeded { .. }), "{error:?}");
+        drop(to.hold_for_read(&[3]).unwrap());
+    }
 }
 
 #[test]

@@ -173,8 +173,8 @@ impl CopyJob {
 
     /// Records the start of the copy, after any time in a queue. Later calls have no effect.
     ///
-    /// An engine calls this before it copies the first byte. If a job is cancelled before that, its
-    /// destination counts as unchanged.
+    /// An engine calls this before it copies the first byte. If a job is cancelled before that, or
+    /// its deadline passes, its destination counts as unchanged.
     pub fn start(&self) {
         self.parts.finalizer.started.get_or_init(Instant::now);
     }
@@ -265,7 +265,11 @@ impl CopyJob {
     fn release_after(&self, cause: &TransferError) {
         if !cause.is_refusal() {
             self.orphan_shared_claims();
-        } else if !self.parts.is_part {
+        }
+        // The deadline may pass while a job waits for its turn.
+        let never_started = matches!(cause, TransferError::DeadlineExceeded { .. })
+            && self.parts.finalizer.started.get().is_none();
+        if (cause.is_refusal() || never_started) && !self.parts.is_part {
             self.parts.claims.writing.has_written(Written::Nothing);
         }
     }
