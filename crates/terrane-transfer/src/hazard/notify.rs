@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -11,9 +12,24 @@ use crate::sync::per_thread;
 /// Runs code that may call foreign code, and catches its panics. A guard or waker that panics must
 /// not stop the engine or keep others from being notified.
 pub(crate) fn catch_foreign_panic(run: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(run)).is_err() {
-        tracing::error!("foreign code, such as a guard or a waker, panicked as a transfer ended");
+    if panics(run) {
+        // A subscriber is foreign code, too.
+        panics(|| {
+            tracing::error!(
+                "foreign code, such as a guard or a waker, panicked as a transfer ended"
+            );
+        });
     }
+}
+
+/// Whether the code panics. The drop of a panic's value may panic as well.
+fn panics(run: impl FnOnce()) -> bool {
+    let Err(value) = catch_unwind(AssertUnwindSafe(run)) else { return false };
+    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
+        // Nobody drops this value: each drop may panic with another one.
+        let _leaks = ManuallyDrop::new(another);
+    }
+    true
 }
 
 type Notification = (Arc<dyn Dependent>, TransferId, bool);
@@ -36,8 +52,17 @@ pub(crate) fn notify(dependents: Vec<Arc<dyn Dependent>>, ended: TransferId, suc
     if IS_NOTIFYING.with(|is_notifying| is_notifying.replace(true)) {
         return;
     }
+    let _ends = EndsNotifying;
     notify_pending();
-    IS_NOTIFYING.with(|is_notifying| is_notifying.set(false));
+}
+
+/// Ends the notifications of this thread when it drops, also in a panic.
+struct EndsNotifying;
+
+impl Drop for EndsNotifying {
+    fn drop(&mut self) {
+        IS_NOTIFYING.with(|is_notifying| is_notifying.set(false));
+    }
 }
 
 /// Delivers the pending notifications of this thread's list.
@@ -53,4 +78,6 @@ pub(crate) fn notify_pending() {
 
 fn deliver((dependent, ended, succeeded): Notification) {
     catch_foreign_panic(|| dependent.predecessor_ended(ended, succeeded));
+    // It may own a waker.
+    catch_foreign_panic(|| drop(dependent));
 }

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::future::IntoFuture;
+use std::panic::panic_any;
 use std::pin::Pin;
 use std::sync::{Arc, Barrier};
 use std::task::{Context, Wake, Waker};
@@ -17,9 +18,11 @@ use terrane_testkit::engine::Fault;
 use terrane_testkit::memory::{HeapAllocator, HeapMemory};
 use terrane_transfer::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
 use terrane_transfer::{
-    Completion, CompletionFuture, CopyEngine, Endpoint, Hold, Transfer, TransferError,
+    Completion, CompletionFuture, CopyEngine, Endpoint, Hold, TicketEnd, Transfer, TransferError,
     TransferManager,
 };
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::support::*;
 
@@ -110,6 +113,69 @@ fn all_dependents_are_notified_of_an_end_although_one_panics() {
         let error = end_of(dependent).result.unwrap_err();
         assert!(matches!(error, TransferError::PredecessorFailed { .. }), "{error:?}");
     }
+}
+
+/// A subscriber that panics at each error.
+pub struct PanicsAtErrors;
+
+impl Subscriber for PanicsAtErrors {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::ERROR
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        panic!("expected: a subscriber that panics");
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// A guard that panics with a value whose drop panics as well.
+struct PanicsWithABomb;
+
+impl Drop for PanicsWithABomb {
+    fn drop(&mut self) {
+        panic_any(PanicsOnDrop);
+    }
+}
+
+#[test]
+fn transfers_run_after_one_although_the_subscriber_panics() {
+    let rig = Rig::new(8);
+    let gate = rig.source.hold_for_read(&[7]).unwrap();
+    let first = rig.transfer(&[0], &[0]).after(&gate.ticket());
+    // It is cancelled on this thread, which has the subscriber. Its guard panics.
+    let first = rig.manager.submit(first, PanicsWithABomb).unwrap();
+    let ticket = first.ticket();
+    let next = rig.transfer(&[1], &[1]).after_end(&ticket).after_end(&gate.ticket());
+    let next = rig.manager.submit(next, ()).unwrap();
+    drop(first);
+    let mut waits = Box::pin(gate.ticket().into_future());
+    let waker = Waker::from(Arc::new(PanicsOnWake));
+    assert!(waits.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let last = rig.manager.submit(rig.transfer(&[2], &[2]).after(&gate.ticket()), ()).unwrap();
+    tracing::subscriber::with_default(PanicsAtErrors, || {
+        ticket.cancel();
+        drop(gate);
+    });
+    assert_eq!(ticket.wait(), TicketEnd::Failed);
+    end_of(next).result.unwrap();
+    end_of(last).result.unwrap();
+    // Later notifications of this thread are delivered as well.
+    let gate = rig.source.hold_for_read(&[7]).unwrap();
+    let later = rig.manager.submit(rig.transfer(&[3], &[3]).after(&gate.ticket()), ()).unwrap();
+    drop(gate);
+    end_of(later).result.unwrap();
 }
 
 #[test]

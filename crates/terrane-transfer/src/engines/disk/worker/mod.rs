@@ -21,6 +21,7 @@ use super::rates::DiskRates;
 use super::request::{BufferDirection, QueueFailed, describe, engine_failure, files_to_sync};
 use super::route::{DiskRoute, FileFlow, REQUESTS};
 use crate::engine::job::{CopyFailure, CopyJob};
+use crate::hazard::notify::catch_foreign_panic;
 use buffer_sums::copy_and_sum;
 use sums::JobSums;
 use terrane_core::Durability;
@@ -362,10 +363,11 @@ impl DiskWorker {
     /// error.
     fn orphan(self, error: StorageError) {
         let Self { queue, mut jobs, inbox, .. } = self;
-        tracing::error!(%error, "the disk engine's queue failed");
-        let error = Arc::new(error);
         // Waits for requests in flight, so that jobs can release their memory.
         drop(queue);
+        // A subscriber that panics must not end the thread, which has jobs.
+        catch_foreign_panic(|| tracing::error!(%error, "the disk engine's queue failed"));
+        let error = Arc::new(error);
         for active in jobs.drain() {
             active.job.finish(Err(engine_failure(QueueFailed(Arc::clone(&error)))));
         }
