@@ -54,6 +54,13 @@ mod tests {
         taken.into_vec()
     }
 
+    impl FreeIds {
+        /// The ids for which the list of returned ids has memory.
+        pub(in crate::slots) fn capacity(&self) -> usize {
+            self.returned.capacity()
+        }
+    }
+
     #[test]
     fn ids_that_were_never_allocated_occupy_no_memory() {
         let mut free = FreeIds::new(0..u32::MAX);

@@ -187,11 +187,19 @@ impl Slots {
     pub fn take(&self, count: usize) -> Result<SlotSet, SlotsError> {
         self.shared.endpoint.check_owner()?;
         let mut state = lock(&self.shared.state);
+        let exhausted = |free, state: &SlotIds| {
+            let (in_flight, total) = (state.in_flight.len(), self.total());
+            Err(SlotsError::Exhausted { requested: count, free, in_flight, total })
+        };
+        self.shared.collect_for(count, &mut state);
+        // Taking all ids, to put them back, would take long under the locks.
+        if state.free.len() < count {
+            return exhausted(state.free.len(), &state);
+        }
         let ids = self.shared.take(count, &mut state);
         if ids.len() < count {
-            let (free, in_flight, total) = (ids.len(), state.in_flight.len(), self.total());
             ids.iter().for_each(|&id| state.free.put(id));
-            return Err(SlotsError::Exhausted { requested: count, free, in_flight, total });
+            return exhausted(ids.len(), &state);
         }
         Ok(SlotSet::new(&self.shared, ids))
     }
@@ -246,9 +254,7 @@ impl SharedSlots {
     /// Takes up to `count` free ids, the lowest first. An id is kept back if a transfer or a hold
     /// of code that does not own it claims its block.
     fn take(&self, count: usize, state: &mut SlotIds) -> SmallVec<[u32; 2]> {
-        if state.free.len() < count {
-            self.collect(state);
-        }
+        self.collect_for(count, state);
         let SlotIds { free, in_flight } = state;
         let mut ids: SmallVec<[u32; 2]> = SmallVec::new();
         while ids.len() < count && free.len() > 0 {
@@ -285,6 +291,13 @@ impl SharedSlots {
         }
     }
 
+    /// Frees returned ids whose blocks are not claimed any more, if fewer than `count` are free.
+    fn collect_for(&self, count: usize, state: &mut SlotIds) {
+        if state.free.len() < count {
+            self.collect(state);
+        }
+    }
+
     /// Frees returned ids whose blocks are not claimed any more.
     fn collect(&self, state: &mut SlotIds) {
         let SlotIds { free, in_flight } = state;
@@ -306,6 +319,32 @@ impl Drop for SharedSlots {
     fn drop(&mut self) {
         if self.endpoint.check_owner().is_ok() {
             self.endpoint.hazards().lock().remove_slots(&self.range);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
+    use terrane_testkit::memory::HeapAllocator;
+
+    use super::*;
+
+    #[test]
+    fn a_refused_take_allocates_nothing() {
+        let config = LayoutConfig::builder().num_blocks(1_000).num_layers(1).outer_dim(1);
+        let config = config.page_size(1).inner_dim(1).element(ElementFormat::Width(1));
+        let layout = LayoutBuilder::new(config.build().unwrap()).fully_contiguous();
+        let layout = layout.allocate(&HeapAllocator::system()).unregistered().build().unwrap();
+        let slots = Slots::new(&Endpoint::new(layout).unwrap()).unwrap();
+        // Fewer and fewer are fresh, and none is returned.
+        for taken in [0, 400] {
+            let taken = slots.take(taken).unwrap();
+            let free = 1_000 - taken.len();
+            let (requested, in_flight, total) = (free + 1, 0, 1_000);
+            let expected = SlotsError::Exhausted { requested, free, in_flight, total };
+            assert_eq!(slots.take(requested).unwrap_err(), expected);
+            assert_eq!(lock(&slots.shared.state).free.capacity(), 0);
         }
     }
 }
