@@ -159,6 +159,23 @@ fn an_engine_that_drops_with_jobs_releases_everything() {
     journal.assert_before("release 1", "guard dropped");
 }
 
+/// Queues register it, so the kernel keeps its pages: no other memory may appear at its addresses.
+#[test]
+fn the_memory_for_requests_of_queues_lives_after_its_endpoint() {
+    for kind in [CONTIGUOUS, OUTER_FIRST] {
+        let heap = HeapAllocator::system();
+        let end = endpoint_in(&heap, config(2), kind);
+        let live = heap.live();
+        let memory = end.io_memory().first().cloned().expect("host memory");
+        drop(end);
+        assert_eq!(heap.live(), live);
+        drop(memory.clone());
+        assert_eq!(heap.live(), live);
+        drop(memory);
+        heap.assert_all_freed();
+    }
+}
+
 #[test]
 fn a_hold_keeps_its_endpoint_and_the_memory_until_it_drops() {
     let heap = HeapAllocator::system();

@@ -1,5 +1,6 @@
 //! Memory that queues may register.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -32,6 +33,8 @@ struct MemoryInner {
     chunk_size: OnceLock<usize>,
     /// Dropping a buffer unregisters it.
     buffers: Mutex<Vec<RegisteredBuffer>>,
+    /// Drops after the buffers: the kernel unpins the pages before they may be freed.
+    _owner: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl IoMemory {
@@ -48,13 +51,30 @@ impl IoMemory {
     /// Otherwise the kernel reads and writes the pages that were there before.
     #[must_use]
     pub unsafe fn new(range: IoBuffer) -> Self {
+        Self::build(range, None)
+    }
+
+    /// States that a range of memory keeps its pages while `owner` lives. The value owns it, and
+    /// drops it with its last clone.
+    ///
+    /// # Safety
+    ///
+    /// Until `owner` drops, the addresses of the range refer to the same pages, as for
+    /// [`new`](Self::new).
+    #[must_use]
+    pub unsafe fn owning(range: IoBuffer, owner: impl Any + Send + Sync) -> Self {
+        Self::build(range, Some(Box::new(owner)))
+    }
+
+    fn build(range: IoBuffer, owner_of_pages: Option<Box<dyn Any + Send + Sync>>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         // Relaxed: only uniqueness is needed.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let (begin, length) = (range.address.as_ptr().expose_provenance(), range.length.to_usize());
         let owner = OwnerProcess::current();
         let (chunk_size, buffers) = (OnceLock::new(), Mutex::default());
-        Self(Arc::new(MemoryInner { owner, number, begin, length, chunk_size, buffers }))
+        let _owner = owner_of_pages;
+        Self(Arc::new(MemoryInner { owner, number, begin, length, chunk_size, buffers, _owner }))
     }
 
     /// Whether the range contains this address.

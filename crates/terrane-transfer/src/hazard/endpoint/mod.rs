@@ -31,8 +31,7 @@ use crate::side::Side;
 pub struct Endpoint(Arc<EndpointInner>);
 
 struct EndpointInner {
-    /// The host memory of the extents. Dropped first: the kernel unpins its pages before they may be
-    /// freed.
+    /// The host memory of the extents. It keeps the regions, because clones may live longer.
     memory: SmallVec<[IoMemory; 1]>,
     /// Released before the layout frees the memory, which another endpoint may claim then.
     _bytes: Arc<OwnedBytes>,
@@ -115,7 +114,8 @@ impl Endpoint {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let bases = layout.regions().iter().map(Memory::location).collect();
         let alignment = layout.alignment_class();
-        let memory = extents.iter().filter_map(host_memory).collect();
+        let regions: Arc<[Region]> = layout.regions().into();
+        let memory = extents.iter().filter_map(|extent| host_memory(extent, &regions)).collect();
         // Relaxed: only uniqueness is needed.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Self(Arc::new(EndpointInner {
@@ -163,7 +163,8 @@ impl Endpoint {
     }
 
     /// The host memory of the blocks, for requests of I/O queues: nearly always one range. Queues
-    /// register parts of it while the endpoint, a clone or a transfer of it lives.
+    /// register parts of it while the endpoint, a clone or a transfer of it lives. A clone of the
+    /// value keeps the memory of all blocks, and its registration.
     #[must_use]
     pub fn io_memory(&self) -> &[IoMemory] {
         &self.0.memory
@@ -391,12 +392,13 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// The memory of an extent, if the host addresses it.
-fn host_memory(extent: &Span) -> Option<IoMemory> {
+/// The memory of an extent of these regions, if the host addresses it.
+fn host_memory(extent: &Span, regions: &Arc<[Region]>) -> Option<IoMemory> {
     let address = extent.location.as_host().filter(|_| extent.kind.is_host())?;
-    // SAFETY: the extent is memory of the layout's regions, which `Memory` requires to keep their
-    // pages. The endpoint drops this value before the layout.
-    Some(unsafe { IoMemory::new(IoBuffer { address, length: extent.length }) })
+    let range = IoBuffer { address, length: extent.length };
+    // SAFETY: the extent is memory of the regions. `Memory` requires them to keep their pages until
+    // they drop.
+    Some(unsafe { IoMemory::owning(range, Arc::clone(regions)) })
 }
 
 /// The number of heads of a token, as hazards count them.
