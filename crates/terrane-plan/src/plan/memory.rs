@@ -15,6 +15,9 @@ pub(crate) const LARGEST_REGISTRATION: u64 = 64 << 30;
 
 pub(crate) const HUGE_PAGE: u64 = 2 << 20;
 
+/// The most blocks of a layout that a plan searches. A tier for so many is refused as too large.
+const MOST_BLOCKS: u32 = u32::MAX - 1;
+
 /// A tier, on one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -31,7 +34,8 @@ pub struct TierPlan {
     pub blocks: u64,
     /// Tokens of these blocks, if every group keeps every token.
     pub tokens: u64,
-    /// Sequences whose states fit in addition to the blocks; 0 if no group has states.
+    /// Sequences whose states fit in addition to the blocks; 0 if no group has states. A tier that cannot hold all users
+    /// has the states of those whose complete context fits, and at least one.
     pub states: u64,
     /// Users whose complete context fits in this tier alone, if the request has a context.
     pub users: Option<u64>,
@@ -189,34 +193,33 @@ impl Sizing<'_> {
     fn tier(&self, name: String, kind: TierKind, given: ByteCount) -> Result<TierPlan, PlanError> {
         let has_tokens = self.groups.iter().any(|group| !group.is_state);
         let has_states = self.groups.iter().any(|group| group.is_state);
-        // States need little memory compared with tokens: one for each user, or one. A model without tokens fills the
-        // tier with states.
-        let users = self.demand.map_or(1, |demand| demand.users);
+        let users = self.users_within(kind, given)?;
+        let fit = |counts: (u32, u32)| {
+            self.plans(kind, counts)
+                .is_ok_and(|plans| sum(&plans).is_some_and(|sum| sum <= given.get()))
+        };
+        // A state is useful only with the blocks of its sequence. So the tier has a state for each user whose complete
+        // context fits, or one. The padding of regions may leave space for fewer.
+        let users_held = users.zip(self.demand).map_or(1, |(fit, demand)| fit.min(demand.users));
+        // More users than `MOST_BLOCKS` have as many blocks, which are refused below.
+        let most = u32::try_from(users_held.max(1)).unwrap_or(MOST_BLOCKS);
+        let states = largest(most, |states| fit((1, states))).unwrap_or(1);
+        // A model without tokens fills the tier with states.
         let counts = |units: u32| match (has_tokens, has_states) {
-            (true, true) => (units, u32::try_from(users).unwrap_or(u32::MAX)),
+            (true, true) => (units, states),
             (true, false) => (units, 0),
             (false, _) => (0, units),
         };
-        let fits = |units: u32| {
-            self.plans(kind, counts(units))
-                .is_ok_and(|plans| sum(&plans).is_some_and(|sum| sum <= given.get()))
-        };
-        if !fits(1) {
+        let Some(fitting) = largest(MOST_BLOCKS, |units| fit(counts(units))) else {
             let plans = self.plans(kind, counts(1)).map_err(|e| self.request.model.refused(e))?;
             let needed = ByteCount::new(sum(&plans).unwrap_or(u64::MAX));
             return Err(PlanError::TierTooSmall { tier: name, given, needed });
-        }
-        let (mut fitting, mut too_many) = (1_u32, u32::MAX);
-        while too_many - fitting > 1 {
-            let middle = fitting + (too_many - fitting) / 2;
-            if fits(middle) { fitting = middle } else { too_many = middle }
-        }
+        };
         let (blocks, states) = counts(fitting);
-        let is_capped = fitting == u32::MAX - 1;
         let plans =
             self.plans(kind, (blocks, states)).map_err(|e| self.request.model.refused(e))?;
         let used = sum(&plans).unwrap_or(given.get());
-        if is_capped {
+        if fitting == MOST_BLOCKS {
             let largest = ByteCount::new(used);
             return Err(PlanError::TierTooLarge { tier: name, given, largest });
         }
@@ -227,7 +230,7 @@ impl Sizing<'_> {
             blocks: blocks.into(),
             tokens: u64::from(blocks) * u64::from(self.request.block_tokens),
             states: states.into(),
-            users: self.users_within(kind, given)?,
+            users,
             padding: padding(&plans, given.get().saturating_sub(used)),
             groups: plans.iter().map(|(group, plan)| tier_group(*group, plan)).collect(),
             name,
@@ -260,6 +263,19 @@ impl Sizing<'_> {
         }
         Ok(given.get().checked_div(of_one.get()))
     }
+}
+
+/// The largest count from 1 to `most` that fits, if 1 fits. If a count fits, every smaller one does.
+fn largest(most: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
+    if !fits(1) {
+        return None;
+    }
+    let (mut fitting, mut largest) = (1, most);
+    while fitting < largest {
+        let middle = largest - (largest - fitting) / 2;
+        if fits(middle) { fitting = middle } else { largest = middle - 1 }
+    }
+    Some(fitting)
 }
 
 fn sum(plans: &[(u64, LayoutPlan)]) -> Option<u64> {

@@ -64,6 +64,21 @@ fn users_need_their_windows_and_their_states() {
     let state = plan.bytes_per_sequence;
     assert_eq!(plan.demand.unwrap().bytes_per_user, 4096 * plan.bytes_per_token + state);
 
+    // The states of 2,000 users take 73.6 GiB. The device has those of the users that it holds.
+    hybrid.users = Some(2000);
+    let plan = Plan::new(&hybrid).unwrap();
+    let of_one = plan.demand.as_ref().unwrap().bytes_per_user;
+    for (tier, given) in plan.tiers.iter().zip([40_u64 << 30, 256 << 30]) {
+        assert_eq!(tier.users, Some(given / of_one));
+        assert_eq!(tier.states, (given / of_one).min(2000), "{tier:?}");
+        assert!(tier.tokens >= (tier.states - 1) * 4096, "{tier:?}");
+    }
+    // One user does not fit completely. The tier still has one state, and as many blocks as fit.
+    hybrid.context = Some(16 << 20);
+    let plan = Plan::new(&hybrid).unwrap();
+    assert_eq!((plan.tiers[0].users, plan.tiers[0].states), (Some(0), 1));
+    assert!(plan.tiers[0].tokens > 1 << 20);
+
     let mut states = request("mamba2-defaults");
     states.disks.clear();
     let plan = Plan::new(&states).unwrap();
