@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The other process sends the address of its memory. Both processes know its strides.
     let block_bytes = length.get() / u64::from(config.num_blocks());
     let mut python = start(block_bytes, config.num_blocks())?;
-    let mut output = BufReader::new(python.stdout.take().ok_or("no output")?);
+    let mut output = BufReader::new(python.0.stdout.take().ok_or("no output")?);
     let peer_message = receive(&mut output)?;
     let metadata = bytes_of(peer_message["metadata"].as_str().ok_or("no metadata")?)?;
     let address = peer_message["address"].as_u64().ok_or("no address")?;
@@ -65,7 +65,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let pieces = own_metadata.pieces().map(hexadecimal);
     let message =
         json!({"metadata": pieces, "address": own_metadata.regions[0].address(), "block": 3});
-    let mut input = python.stdin.take().ok_or("no input")?;
+    let mut input = python.0.stdin.take().ok_or("no input")?;
     writeln!(input, "{message}")?;
 
     // Write block 0 to the other process's block 5, with a notification, and read it back into
@@ -80,20 +80,35 @@ fn main() -> Result<(), Box<dyn Error>> {
     let notification = notifications.first().ok_or("the other process has written nothing")?;
     let verified = computed.verify_blocks(&blocks, &[2, 3], &[0, 0], 0..config.num_layers())?;
     drop(input);
-    python.wait()?;
+    let status = python.0.wait()?;
+    if !status.success() {
+        return Err(format!("the other process failed ({status})").into());
+    }
     if verified.mismatches > 0 {
         return Err(format!("{} B of {} are wrong", verified.mismatches, verified.bytes).into());
     }
     Ok(writeln!(io::stdout(), "{} verified, notified by {}", verified.bytes, notification.from)?)
 }
 
-fn start(block_bytes: u64, blocks: u32) -> io::Result<Child> {
+/// The other process. A drop ends it, so that no process remains after an error.
+struct Peer(Child);
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // Both fail if the process has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(block_bytes: u64, blocks: u32) -> io::Result<Peer> {
     Command::new("python3")
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/foreign/peer.py"))
         .args([block_bytes.to_string(), blocks.to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
+        .map(Peer)
 }
 
 /// Reads the next message. NIXL and UCX print other lines, which are skipped.
