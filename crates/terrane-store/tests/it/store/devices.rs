@@ -444,17 +444,24 @@ fn a_cancelled_job_ends_with_its_copy_and_a_close_cancels_the_rest() {
     let (cancelled, closed) = (get(12, 0), get(13, 1));
     cancelled.cancel();
     assert_eq!(store.drain(Instant::now()).left, 2);
+    let dirty =
+        || -> usize { store.snapshot().tiers.iter().map(|tier| tier.groups[0].dirty).sum() };
+    assert_eq!(dirty(), 4);
     let close = std::thread::scope(|scope| {
         // Half of the time is for the write-back, which syncs files.
-        let close = scope.spawn(|| store.close(Instant::now() + Duration::from_secs(6)));
+        let close = scope.spawn(|| store.close(Instant::now() + Duration::from_secs(20)));
+        // The write-back begins when the close has cancelled the jobs.
+        while dirty() > 0 && !close.is_finished() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         // The copies are the engine's: the jobs end when it has ended them.
-        std::thread::sleep(Duration::from_millis(6500));
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!close.is_finished());
         machine.engine.release_all();
         close.join().unwrap()
     });
-    assert_eq!(close.left, 2);
     // The jobs had only a part of the time.
-    assert_eq!(close.unwritten, 0);
+    assert_eq!((close.left, close.unwritten), (2, 0));
     for job in [cancelled, closed] {
         let outcome = job.wait();
         assert!(matches!(outcome.results[..], [BlockResult::Cancelled]), "{outcome:?}");
