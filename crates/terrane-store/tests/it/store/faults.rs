@@ -194,7 +194,11 @@ fn a_killed_store_has_what_was_durable_and_no_wrong_byte() {
     }
     let directory = tempfile::tempdir().unwrap();
     let mut random = Seeded::new(5);
-    for seed in 0..kills() {
+    let (mut durable, mut killed) = (0, 0);
+    // If syncs are slow, more processes are killed, and later, until a block was durable before a kill.
+    while killed < kills() || (durable == 0 && killed < kills() + 50) {
+        let (seed, later) = (killed, 40 * killed.saturating_sub(kills()));
+        killed += 1;
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([TEST, "--exact", "--nocapture", "--test-threads=1"])
             .env(DIRECTORY, directory.path())
@@ -207,7 +211,7 @@ fn a_killed_store_has_what_was_durable_and_no_wrong_byte() {
         assert!(opened.is_some(), "the child does not open the store");
         let error = builder(directory.path(), 8192, 40).open().unwrap_err();
         assert!(error.to_string().contains(&child.id().to_string()), "{error}");
-        thread::sleep(Duration::from_millis(random.below(40).try_into().unwrap()));
+        thread::sleep(Duration::from_millis(later + u64::try_from(random.below(40)).unwrap()));
         child.kill().unwrap();
         child.wait().unwrap();
         // The last word about each key.
@@ -222,13 +226,18 @@ fn a_killed_store_has_what_was_durable_and_no_wrong_byte() {
             // `found` checks each byte.
             let is_found = found(&store, &keys(number..number + 1), BLOCK) == [true];
             match last.as_deref() {
-                Some("durable") => assert!(is_found, "kill {seed}: {number} was durable"),
+                Some("durable") => {
+                    assert!(is_found, "kill {seed}: {number} was durable");
+                    durable += 1;
+                }
                 Some("removed") => assert!(!is_found, "kill {seed}: {number} was removed"),
                 _ => {}
             }
         }
         assert_at_rest(&store);
     }
+    println!("{durable} durable blocks after {killed} kills");
+    assert!(durable > 0, "no block was durable before one of {killed} kills");
 }
 
 #[test]
