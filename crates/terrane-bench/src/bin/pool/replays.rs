@@ -17,7 +17,7 @@ use crate::pairing::side_by_side;
 use crate::programs;
 use terrane_testkit::priced::{DRIVER, PricedDevice as Upstream};
 
-/// The target of the default classes: at most 0.8 of the time of the best other design.
+/// The target of the default classes: at most 0.8 of the time of the best of three other designs.
 const TARGET: f64 = 1.25;
 
 /// The maximum of the timed hits, in nanoseconds.
@@ -67,15 +67,17 @@ fn beside_others<W: Write>(
             let row = |what: &str| {
                 Measurement::new(format!("{case}/{what}"), terrane, "ns", Direction::LowerIsBetter)
             };
+            // The mutexed table is only reported: this benchmark has it to show the cost of one lock for each class.
+            // The target is about the designs that users have: the replaced one, an offset-allocator behind a mutex,
+            // and malloc.
             let [dashmap, offsets, malloc, _] = others;
             let best = dashmap.median.min(offsets.median).min(malloc.median);
-            reporter.report(
-                &row("compared with the best").with_baseline("the best", best).at_least(TARGET),
-            )?;
+            let compared = row("compared with the best of three");
+            reporter.report(&compared.with_baseline("the best of three", best).at_least(TARGET))?;
             for (design, other) in DESIGNS.iter().zip(others) {
                 let row =
                     row(&format!("compared with {design}")).with_baseline(*design, other.median);
-                reporter.report(&row.without_target("the best of them has the target"))?;
+                reporter.report(&row.without_target("the best of three has the target"))?;
             }
         }
     }
