@@ -1,8 +1,9 @@
 //! Two threads that run at the same time on two processors, and a channel between them.
 //!
-//! Rounds are short, some hundred microseconds. A round begins when both threads are running. It
-//! does not count if the scheduler preempted either thread, because it would then measure the
-//! scheduler. A busy machine therefore has fewer valid rounds, and almost the same median.
+//! A round begins when both threads are running. It does not count if the scheduler preempted either
+//! thread, because it would then measure the scheduler. Most rounds are short, some hundred
+//! microseconds. A busy machine therefore has fewer valid rounds, and almost the same median. A long
+//! round is repeated until it is undisturbed.
 
 use std::fs;
 use std::hint;
@@ -18,13 +19,53 @@ use terrane_core::sync::lock;
 /// less than a microsecond to another processor and back.
 const PROMPT: Duration = Duration::from_micros(2);
 
+/// The most disturbed rounds that [`until_undisturbed`] discards.
+pub const MOST_DISCARDED: u32 = 4;
+
+/// The result of a long round.
+pub struct LongRound<T> {
+    pub value: T,
+    /// The disturbed rounds before it.
+    pub discarded: u32,
+    /// Whether it was disturbed too, after [`MOST_DISCARDED`] other ones.
+    pub is_disturbed: bool,
+}
+
 /// Runs `lead` and `follow` at the same time on two threads, `rounds` times. Returns the results of
 /// `lead` from the undisturbed rounds, or from all rounds if all were disturbed.
 pub fn side_by_side<T: Send>(
     rounds: u32,
-    mut lead: impl FnMut() -> T,
+    lead: impl FnMut() -> T,
     follow: impl FnMut() + Send,
 ) -> Vec<T> {
+    let rounds = all_rounds(rounds, lead, follow);
+    let all_disturbed = !rounds.iter().any(|(_, is_undisturbed)| *is_undisturbed);
+    let counted = rounds.into_iter().filter(|(_, is_undisturbed)| all_disturbed || *is_undisturbed);
+    counted.map(|(value, _)| value).collect()
+}
+
+/// Runs `lead` and `follow` at the same time on two threads until a round is undisturbed, at most
+/// `MOST_DISCARDED + 1` times. This is for rounds so long that many of them would take minutes.
+pub fn until_undisturbed<T: Send>(
+    mut lead: impl FnMut() -> T,
+    mut follow: impl FnMut() + Send,
+) -> Option<LongRound<T>> {
+    let mut discarded = 0;
+    loop {
+        let (value, is_undisturbed) = all_rounds(1, &mut lead, &mut follow).pop()?;
+        if is_undisturbed || discarded == MOST_DISCARDED {
+            return Some(LongRound { value, discarded, is_disturbed: !is_undisturbed });
+        }
+        discarded += 1;
+    }
+}
+
+/// The result of `lead` from each round, and whether neither thread was preempted in it.
+fn all_rounds<T: Send>(
+    rounds: u32,
+    mut lead: impl FnMut() -> T,
+    follow: impl FnMut() + Send,
+) -> Vec<(T, bool)> {
     let meeting = Meeting::default();
     let follower = || {
         let mut follow = follow;
@@ -34,10 +75,8 @@ pub fn side_by_side<T: Send>(
         let other = scope.spawn(follower);
         let led: Vec<_> = (0..rounds).map(|_| undisturbed(|| meeting.lead(), &mut lead)).collect();
         let other = other.join().unwrap_or_default();
-        let all_disturbed = !led.iter().zip(&other).any(|(led, other)| led.1 && *other);
-        let counted = led.into_iter().zip(other);
-        let counted = counted.filter(|(led, other)| all_disturbed || (led.1 && *other));
-        counted.map(|((value, _), _)| value).collect()
+        let both = led.into_iter().zip(other);
+        both.map(|((value, led), followed)| (value, led && followed)).collect()
     })
 }
 

@@ -13,7 +13,7 @@ use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
 use terrane_pool::{Pool, PoolOptions, SizeClasses};
 
 use crate::baselines::{DashMapOfQueues, Limit, Malloc, MutexedTable, Offsets, Source, pool};
-use crate::pairing::side_by_side;
+use crate::pairing::{LongRound, until_undisturbed};
 use crate::programs;
 use terrane_testkit::priced::{DRIVER, PricedDevice as Upstream};
 
@@ -45,6 +45,14 @@ pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow:
 /// The nanoseconds per step for each round, of the pool and of the other designs.
 type Means = [Vec<f64>; 5];
 
+/// The rounds in which the scheduler preempted a thread.
+#[derive(Default)]
+struct Disturbed {
+    discarded: u32,
+    /// Rounds that count, because no repetition was undisturbed.
+    counted: u32,
+}
+
 const DESIGNS: [&str; 4] =
     ["DashMap of ArrayQueues", "offset-allocator", "glibc malloc", "mutexed table"];
 
@@ -61,15 +69,14 @@ fn beside_others<W: Write>(
             if !reporter.wants(&case) {
                 continue;
             }
-            let means = means(settings, program, classes, pair, threads)?;
+            let (means, disturbed) = means(settings, program, classes, pair, threads)?;
             let [terrane, others @ ..] =
                 means.map(|all| Spread::of(&all).unwrap_or(Spread::single(f64::NAN)));
             let row = |what: &str| {
                 Measurement::new(format!("{case}/{what}"), terrane, "ns", Direction::LowerIsBetter)
             };
-            // The mutexed table is only reported: this benchmark has it to show the cost of one lock for each class.
-            // The target is about the designs that users have: the replaced one, an offset-allocator behind a mutex,
-            // and malloc.
+            // The mutexed table is only reported. The target is about the three designs that users have: the design
+            // that the pool replaces, an allocator of offsets behind a mutex, and malloc.
             let [dashmap, offsets, malloc, _] = others;
             let best = dashmap.median.min(offsets.median).min(malloc.median);
             let compared = row("compared with the best of three");
@@ -79,7 +86,26 @@ fn beside_others<W: Write>(
                     row(&format!("compared with {design}")).with_baseline(*design, other.median);
                 reporter.report(&row.without_target("the best of three has the target"))?;
             }
+            if threads > 1 {
+                report_disturbed(reporter, &case, &disturbed)?;
+            }
         }
+    }
+    Ok(())
+}
+
+/// Reports the rounds in which a thread was preempted, so that a reader can judge the other rows.
+fn report_disturbed<W: Write>(
+    reporter: &mut Reporter<W>,
+    case: &str,
+    disturbed: &Disturbed,
+) -> anyhow::Result<()> {
+    let Disturbed { discarded, counted } = *disturbed;
+    for (what, rounds) in [("discarded", discarded), ("counted", counted)] {
+        let case = format!("{case}/disturbed rounds that are {what}");
+        let rounds = Spread::single(f64::from(rounds));
+        let row = Measurement::new(case, rounds, "rounds", Direction::LowerIsBetter);
+        reporter.report(&row.without_target("it depends on the load of the machine"))?;
     }
     Ok(())
 }
@@ -90,7 +116,7 @@ fn means(
     classes: SizeClasses,
     pair: Duration,
     threads: u32,
-) -> anyhow::Result<Means> {
+) -> anyhow::Result<(Means, Disturbed)> {
     let options = PoolOptions { classes, ..PoolOptions::default() };
     let limit = Limit::of(&options);
     let upstream = Upstream::new(pair);
@@ -98,31 +124,36 @@ fn means(
     let dashmap = DashMapOfQueues::new(&upstream, limit);
     let offsets = Offsets::new(&upstream, limit);
     let table = MutexedTable::new(&upstream, limit);
-    let mut means = Means::default();
+    let (mut means, mut disturbed) = (Means::default(), Disturbed::default());
     // Alternately, so that interference affects all equally.
     for _ in 0..settings.repeats.max(1) {
         let round = [
-            mean(program, &terrane, threads),
-            mean(program, &dashmap, threads),
-            mean(program, &offsets, threads),
-            mean(program, &Malloc, threads),
-            mean(program, &table, threads),
+            mean(program, &terrane, threads, &mut disturbed),
+            mean(program, &dashmap, threads, &mut disturbed),
+            mean(program, &offsets, threads, &mut disturbed),
+            mean(program, &Malloc, threads, &mut disturbed),
+            mean(program, &table, threads, &mut disturbed),
         ];
-        means.iter_mut().zip(round).for_each(|(all, round)| all.extend(round));
+        means.iter_mut().zip(round).for_each(|(all, round)| all.push(round));
     }
-    Ok(means)
+    Ok((means, disturbed))
 }
 
-/// The nanoseconds per step of whole runs, by each of one or two threads.
-fn mean<S: Source>(program: &Program, source: &S, threads: u32) -> Vec<f64> {
+/// The nanoseconds per step of a whole run, by each of one or two threads.
+fn mean<S: Source>(program: &Program, source: &S, threads: u32, disturbed: &mut Disturbed) -> f64 {
     let once = || time(program, source);
     if threads == 1 {
-        return vec![once()];
+        return once();
     }
     let other = || {
         once();
     };
-    side_by_side(1, once, other)
+    let Some(LongRound { value, discarded, is_disturbed }) = until_undisturbed(once, other) else {
+        unreachable!("a round has a result");
+    };
+    disturbed.discarded += discarded;
+    disturbed.counted += u32::from(is_disturbed);
+    value
 }
 
 fn time<S: Source>(program: &Program, source: &S) -> f64 {
