@@ -201,6 +201,11 @@ impl<A: Allocate, F: Fn() -> A> AllocatorFixture for Stack<F> {
     fn strictest_alignment(&self) -> Alignment {
         Alignment::PAGE
     }
+
+    /// The driver counts the memory of all processes.
+    fn live(&self, _: &A) -> Option<u64> {
+        None
+    }
 }
 
 #[test]

@@ -31,6 +31,11 @@ impl<A: Allocate, F: Fn() -> A> AllocatorFixture for FromFunction<F> {
     fn strictest_alignment(&self) -> Alignment {
         self.strictest
     }
+
+    /// The driver counts the memory of all processes.
+    fn live(&self, _: &A) -> Option<u64> {
+        None
+    }
 }
 
 fn check<A: Allocate>(context: &Context, strictest: Alignment, make: impl Fn() -> A) {

@@ -27,11 +27,9 @@ pub trait AllocatorFixture {
     }
 
     /// A number that grows with each allocation and decreases when it is freed, such as live
-    /// allocations or live bytes. `None` if it is unknown.
-    fn live(&self, allocator: &Self::Allocator) -> Option<u64> {
-        let _ = allocator;
-        None
-    }
+    /// allocations or live bytes. `None` states that no such number exists, so that
+    /// [`dropping_frees`] and [`refusals_are_typed_and_leave_nothing`] check no number.
+    fn live(&self, allocator: &Self::Allocator) -> Option<u64>;
 }
 
 /// Checks all rules.

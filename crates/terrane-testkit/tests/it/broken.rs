@@ -1,5 +1,6 @@
 //! Backends that break one rule each. The suites must detect every one of them.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +13,8 @@ use terrane_testkit::conformance::{allocator, copy_engine, memory};
 use terrane_testkit::memory::{HeapAllocator, HeapMemory};
 use terrane_testkit::pattern::InProcess;
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, Endpoint, OnlyPath, Quote, Side, TransferOptions, TransferPlan,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, OnlyPath, Quote, Side, TransferOptions,
+    TransferPlan,
 };
 
 /// The message of the panic with which `check` ends.
@@ -35,6 +37,8 @@ enum Wrong {
     DropsEveryJob,
     TakesEveryKind,
     IgnoresDeadlines,
+    /// It declines every transfer as broken-up pieces.
+    DeclinesPieces,
     /// It ends the job as cancelled before the start, although it has copied.
     NeverStarts,
 }
@@ -54,6 +58,9 @@ unsafe impl CopyEngine for Broken {
         let host = plan.source().kind().is_host() && plan.destination().kind().is_host();
         if !host && self.0 != Wrong::TakesEveryKind {
             return Err(Declined::Kinds);
+        }
+        if self.0 == Wrong::DeclinesPieces {
+            return Err(Declined::BrokenPieces);
         }
         Ok(Quote::constant(Default::default(), &OnlyPath { path: "broken", reason: "none" }))
     }
@@ -123,6 +130,15 @@ impl EngineFixture for Broken {
         let builder = LayoutBuilder::new(config).fully_contiguous().allocate(&allocator);
         Some(Endpoint::new(builder.unregistered().build().unwrap()).unwrap())
     }
+
+    /// It has no device.
+    fn unreached(&self) -> Option<(DeviceOrder, Box<dyn Any>)> {
+        None
+    }
+
+    fn least_relayouts(&self) -> usize {
+        1
+    }
 }
 
 #[test]
@@ -138,8 +154,14 @@ fn engines_that_copy_wrongly_are_detected() {
     let message =
         detected(|| copy_engine::layers_are_complete_when_the_engine_reports_them(&skips));
     assert!(message.contains("differs"), "{message}");
-    let message = detected(|| copy_engine::relayouts_are_exact_or_declined(&skips, 1, 12));
+    let message = detected(|| {
+        copy_engine::relayouts_are_exact_or_declined(&skips, 1, 12);
+    });
     assert!(message.contains("destination"), "{message}");
+    // A decline is no error. The suite compares the number with the fixture's.
+    let relayouts = |wrong| copy_engine::relayouts_are_exact_or_declined(&Broken(wrong), 1, 12);
+    assert_eq!(relayouts(Wrong::DeclinesPieces), 0);
+    assert!(relayouts(Wrong::IgnoresDeadlines) > 8);
 }
 
 #[test]

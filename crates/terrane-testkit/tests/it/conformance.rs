@@ -1,20 +1,24 @@
 //! The testkit's own backends pass the conformance suites.
 
+use std::any::Any;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrane_core::{Alignment, Allocate, ByteCount, Limits, Region, RegionRequest, StorageKind};
+use terrane_core::{
+    Alignment, Allocate, ByteCount, DeviceId, Limits, Region, RegionRequest, StorageKind,
+};
 use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutKind};
 use terrane_testkit::conformance::{
     AllocatorFixture, EngineFixture, RegistrarFixture, check_allocator, check_copy_engine,
     check_registrar, registrar,
 };
+use terrane_testkit::device::SimulatedStream;
 use terrane_testkit::engine::{SimulatedEngine, SimulatedEngineOptions};
 use terrane_testkit::fault::{FaultPlan, Faulty};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::recorder::{Journal, RecordedMemory, RecordingAllocator, RecordingRegistrar};
-use terrane_transfer::{CopyEngine, Endpoint};
+use terrane_transfer::{CopyEngine, DeviceOrder, Endpoint};
 
 struct Heap(fn() -> HeapAllocator);
 
@@ -68,6 +72,15 @@ fn adaptors_conform() {
 
 struct Simulated(SimulatedEngineOptions);
 
+/// A stream whose work ends when this drops.
+struct Held(SimulatedStream);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.finish_one();
+    }
+}
+
 impl EngineFixture for Simulated {
     fn engine(&self) -> Arc<dyn CopyEngine> {
         Arc::new(SimulatedEngine::new(self.0.clone()))
@@ -85,6 +98,21 @@ impl EngineFixture for Simulated {
         let allocator = HeapAllocator::new(kind_of_storage);
         let builder = LayoutBuilder::new(config).kind(kind).allocate(&allocator);
         Endpoint::new(builder.unregistered().build().unwrap()).unwrap()
+    }
+
+    /// By default, the engine copies between all kinds.
+    fn unserved(&self, _: LayoutConfig) -> Option<Endpoint> {
+        None
+    }
+
+    fn unreached(&self) -> Option<(DeviceOrder, Box<dyn Any>)> {
+        let stream = SimulatedStream::new(DeviceId::default());
+        stream.launch();
+        Some((stream.order(), Box::new(Held(stream))))
+    }
+
+    fn least_relayouts(&self) -> usize {
+        40
     }
 }
 

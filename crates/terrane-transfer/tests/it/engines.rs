@@ -1,5 +1,6 @@
 //! The engines of this crate pass the conformance suite of engines.
 
+use std::any::Any;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -15,7 +16,7 @@ use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::Pattern;
 use terrane_testkit::recorder::Journal;
 use terrane_transfer::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
-use terrane_transfer::{CopyEngine, Endpoint, Transfer, TransferManager};
+use terrane_transfer::{CopyEngine, DeviceOrder, Endpoint, Transfer, TransferManager};
 
 use crate::support::*;
 
@@ -50,6 +51,15 @@ impl EngineFixture for Host {
     fn unserved(&self, config: LayoutConfig) -> Option<Endpoint> {
         let device = HeapAllocator::simulated_device(0);
         Some(Endpoint::new(layout(config, LayoutKind::FullyContiguous, &device)).unwrap())
+    }
+
+    /// It has no device.
+    fn unreached(&self) -> Option<(DeviceOrder, Box<dyn Any>)> {
+        None
+    }
+
+    fn least_relayouts(&self) -> usize {
+        100
     }
 }
 
@@ -188,6 +198,15 @@ impl EngineFixture for Disk {
     fn unserved(&self, config: LayoutConfig) -> Option<Endpoint> {
         let device = HeapAllocator::simulated_device(0);
         Some(Endpoint::new(layout(config, LayoutKind::FullyContiguous, &device)).unwrap())
+    }
+
+    /// It has no device.
+    fn unreached(&self) -> Option<(DeviceOrder, Box<dyn Any>)> {
+        None
+    }
+
+    fn least_relayouts(&self) -> usize {
+        120
     }
 }
 

@@ -223,8 +223,17 @@ impl EngineFixture for Simulated {
         endpoint_in(&HeapAllocator::new(storage), config, kind)
     }
 
+    /// By default, the engine copies between all kinds.
+    fn unserved(&self, _: LayoutConfig) -> Option<Endpoint> {
+        None
+    }
+
     fn unreached(&self) -> Option<(DeviceOrder, Box<dyn Any>)> {
         Some(unreached())
+    }
+
+    fn least_relayouts(&self) -> usize {
+        40
     }
 }
 

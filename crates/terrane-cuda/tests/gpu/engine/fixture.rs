@@ -153,6 +153,10 @@ impl EngineFixture for Fixture {
         Some((held.order(), Box::new(held)))
     }
 
+    fn least_relayouts(&self) -> usize {
+        20
+    }
+
     fn access(&self) -> &dyn PieceAccess {
         &self.access
     }

@@ -91,6 +91,10 @@ impl EngineFixture for Relayed {
         Some((held.order(), Box::new(held)))
     }
 
+    fn least_relayouts(&self) -> usize {
+        40
+    }
+
     fn access(&self) -> &dyn PieceAccess {
         &self.access
     }

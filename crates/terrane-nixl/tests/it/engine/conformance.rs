@@ -1,15 +1,17 @@
 //! The conformance suite of copy engines, and the formats of the other engines.
 
+use std::any::Any;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use terrane_core::ByteCount;
-use terrane_layout::{LayoutConfig, LayoutKind};
+use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutKind};
 use terrane_nixl::NixlEngineOptions;
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::conformance::copy_engine::{EngineFixture, check_copy_engine};
+use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::PieceAccess;
-use terrane_transfer::{CopyEngine, Endpoint};
+use terrane_transfer::{CopyEngine, DeviceOrder, Endpoint};
 
 use super::support::*;
 
@@ -39,9 +41,29 @@ impl EngineFixture for Peers {
         }
     }
 
+    /// Memory of a device that no agent has registered.
+    fn unserved(&self, config: LayoutConfig) -> Option<Endpoint> {
+        Some(on_a_device(config))
+    }
+
+    /// The blocks of devices are not part of this suite.
+    fn unreached(&self) -> Option<(DeviceOrder, Box<dyn Any>)> {
+        None
+    }
+
+    fn least_relayouts(&self) -> usize {
+        20
+    }
+
     fn access(&self) -> &dyn PieceAccess {
         &PeersInProcess
     }
+}
+
+fn on_a_device(config: LayoutConfig) -> Endpoint {
+    let allocator = HeapAllocator::simulated_device(0);
+    let builder = LayoutBuilder::new(config).fully_contiguous().allocate(&allocator);
+    Endpoint::new(builder.unregistered().build().unwrap()).unwrap()
 }
 
 #[test]
@@ -95,6 +117,20 @@ impl EngineFixture for Files {
         }
         let files = DiskAllocator::new(self.directory.path(), DiskOptions::default()).unwrap();
         Endpoint::new(registered(&files, &self.pair.here, config, kind)).unwrap()
+    }
+
+    /// Memory of a device that no agent has.
+    fn unserved(&self, config: LayoutConfig) -> Option<Endpoint> {
+        Some(on_a_device(config))
+    }
+
+    /// The blocks of devices are not part of this suite.
+    fn unreached(&self) -> Option<(DeviceOrder, Box<dyn Any>)> {
+        None
+    }
+
+    fn least_relayouts(&self) -> usize {
+        20
     }
 }
 

@@ -112,6 +112,10 @@ impl EngineFixture for Relayed {
     fn unreached(&self) -> Option<(DeviceOrder, Box<dyn Any>)> {
         Some(unreached())
     }
+
+    fn least_relayouts(&self) -> usize {
+        20
+    }
 }
 
 #[test]
