@@ -15,8 +15,6 @@ const PYTHONS: [&str; 4] = ["3.11", "3.12", "3.13", "3.14"];
 /// Returns the folder for `PYTHONPATH` with the packages of the file `requirements`. Installs it
 /// below `folder` unless it already has these packages.
 pub fn provide(workspace: &Workspace, folder: &Path, requirements: &Path) -> Result<PathBuf> {
-    let requirements_text = fs::read_to_string(requirements)
-        .with_context(|| format!("cannot read {}", requirements.display()))?;
     let version = version(workspace)?;
     if !is_pinned(&version) {
         bail!(
@@ -24,6 +22,26 @@ pub fn provide(workspace: &Workspace, folder: &Path, requirements: &Path) -> Res
             PYTHONS.join(", ")
         );
     }
+    install(workspace, folder, requirements, &version)
+}
+
+/// Does the same for a program whose wheel is for every version of Python.
+pub fn provide_program(
+    workspace: &Workspace,
+    folder: &Path,
+    requirements: &Path,
+) -> Result<PathBuf> {
+    install(workspace, folder, requirements, &version(workspace)?)
+}
+
+fn install(
+    workspace: &Workspace,
+    folder: &Path,
+    requirements: &Path,
+    version: &str,
+) -> Result<PathBuf> {
+    let requirements_text = fs::read_to_string(requirements)
+        .with_context(|| format!("cannot read {}", requirements.display()))?;
     // The installed modules work with only one version of Python.
     let requirements_text = format!("# Python {version}\n{requirements_text}");
     pypi::whole(folder, &requirements_text, |fresh| {

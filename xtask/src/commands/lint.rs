@@ -39,7 +39,7 @@ pub fn lint(workspace: &Workspace) -> Result<()> {
 /// Many of them run only with an engine or on a device, so no other step would notice.
 fn ruff(workspace: &Workspace) -> Result<()> {
     let requirements = workspace.root().join("xtask/src/commands/ruff.txt");
-    let tools = site::provide(workspace, &workspace.target().join("ruff"), &requirements)?;
+    let tools = site::provide_program(workspace, &workspace.target().join("ruff"), &requirements)?;
     Tool::new(workspace, tools.join("bin/ruff"))
         .args(["check", "--quiet", "--isolated", "--no-cache", "--select", "E9,F"])
         .run()
