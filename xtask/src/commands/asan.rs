@@ -87,10 +87,11 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
     run_counted(workspace, on_device, "asan-simulated", tally)
 }
 
-/// Queries rustup for installed components, because `cargo +nightly` might start a download.
+/// Queries rustup for installed components, because `cargo +nightly` might start a download. A dated
+/// toolchain has another name.
 fn has_nightly(workspace: &Workspace) -> bool {
     Tool::new(workspace, "rustup")
-        .args(["toolchain", "list"])
+        .args(["component", "list", "--installed", "--toolchain", "nightly"])
         .probe()
-        .is_some_and(|list| list.lines().any(|line| line.starts_with("nightly-")))
+        .is_some()
 }
