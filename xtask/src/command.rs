@@ -4,17 +4,34 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write as _};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 
 use anyhow::{Context, Result, anyhow, bail};
 
 use crate::workspace::Workspace;
 
+/// The time limit of a test binary or an example in seconds, so that a deadlock ends. libtest names
+/// a hanging test earlier ("has been running for over 60 seconds").
+///
+/// The longest binary runs for a minute under AddressSanitizer. A busy machine can take several
+/// times as long.
+pub const MOST_SECONDS: u64 = 900;
+
+/// The words before a command line that end its program after a time. With `--foreground`, an
+/// interrupt from the terminal still reaches the program.
+pub fn limit(seconds: u64) -> [String; 4] {
+    let words = ["timeout", "--foreground", "--kill-after=10"].map(String::from);
+    let [timeout, foreground, kill] = words;
+    [timeout, foreground, kill, seconds.to_string()]
+}
+
 /// A command line that starts in the workspace's root directory.
 pub struct Tool {
     command: Command,
     line: String,
+    /// The time limit in seconds.
+    limit: Option<u64>,
 }
 
 impl Tool {
@@ -31,7 +48,26 @@ impl Tool {
         let line = program.as_ref().to_string_lossy().into_owned();
         let mut command = Command::new(program);
         command.current_dir(workspace.root());
-        Self { command, line }
+        Self { command, line, limit: None }
+    }
+
+    /// Ends the program after this time, which is a failure. Errors show the command line without
+    /// the limit.
+    #[must_use]
+    pub fn within(self, seconds: u64) -> Self {
+        let [timeout, options @ ..] = limit(seconds);
+        let mut command = Command::new(timeout);
+        command.args(options).arg(self.command.get_program()).args(self.command.get_args());
+        for (name, value) in self.command.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        if let Some(folder) = self.command.get_current_dir() {
+            command.current_dir(folder);
+        }
+        Self { command, limit: Some(seconds), ..self }
     }
 
     /// Adds one argument.
@@ -91,7 +127,7 @@ impl Tool {
     pub fn run(mut self) -> Result<()> {
         let status = self.command.status().with_context(|| format!("cannot start `{self}`"))?;
         if !status.success() {
-            bail!("`{self}` failed ({status})");
+            bail!("`{self}` {}", self.failure(status));
         }
         Ok(())
     }
@@ -125,7 +161,7 @@ impl Tool {
             .with_context(|| format!("cannot start `{self}`"))?;
         if !output.status.success() {
             print!("{}", String::from_utf8_lossy(&output.stdout));
-            bail!("`{self}` failed ({})", output.status);
+            bail!("`{self}` {}", self.failure(output.status));
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
@@ -159,7 +195,24 @@ impl Tool {
         read?;
         let status = status.map_err(|_| anyhow!("the thread that waits for `{self}` panicked"))?;
         let status = status.with_context(|| format!("cannot wait for `{self}`"))?;
+        if self.has_passed(status) {
+            on_line(&format!("`{self}` {}", self.failure(status)))?;
+        }
         Ok(status.success())
+    }
+
+    /// Whether `timeout` has ended the program: by its own code, or by a kill after 10 s.
+    fn has_passed(&self, status: ExitStatus) -> bool {
+        self.limit.is_some() && matches!(status.code(), Some(124 | 137))
+    }
+
+    fn failure(&self, status: ExitStatus) -> String {
+        match self.limit {
+            Some(limit) if self.has_passed(status) => {
+                format!("was ended after its limit of {limit} s; it hangs, or the machine is busy")
+            }
+            _ => format!("failed ({status})"),
+        }
     }
 }
 
@@ -243,6 +296,30 @@ mod tests {
         let tool = shell("yes");
         let error = tool.each_line(|line| bail!("{line} is enough")).unwrap_err();
         assert_eq!(error.to_string(), "y is enough");
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_ended() {
+        let error = shell("exec sleep 600").within(1).run().unwrap_err().to_string();
+        assert!(
+            error.starts_with("`sh -c exec sleep 600` was ended after its limit of 1 s"),
+            "{error}"
+        );
+        let mut lines = Vec::new();
+        let hanging = shell("echo $A; exec sleep 600").env("A", "begun").within(1).env("B", "c");
+        let succeeded = hanging.each_line(|line| {
+            lines.push(line.to_owned());
+            Ok(())
+        });
+        assert!(!succeeded.unwrap() && lines.len() == 2, "{lines:?}");
+        assert!(lines[0] == "begun" && lines[1].contains("limit of 1 s"), "{lines:?}");
+    }
+
+    #[test]
+    fn a_limit_changes_nothing_for_a_program_that_ends() {
+        let program = || shell("echo $A; exit 3").env("A", "b").within(60);
+        assert!(program().run().unwrap_err().to_string().contains("failed (exit status: 3)"));
+        assert_eq!(shell("echo $A").within(60).env("A", "b").stdout().unwrap(), "b\n");
     }
 
     #[test]

@@ -22,8 +22,9 @@ const EXAMPLES: [(&str, &str); 7] = [
     (POOL, "soak"),
 ];
 
-/// Builds all examples, and returns the command that runs `example` in an environment with NIXL.
-pub fn example(workspace: &Workspace, example: &str) -> Result<Tool> {
+/// Builds all examples, and returns the command that runs `example` in an environment with NIXL, for
+/// at most so many seconds.
+pub fn example(workspace: &Workspace, example: &str, most_seconds: u64) -> Result<Tool> {
     // Checks that the manifests have these examples, so that a moved file is an error.
     for (package, example) in EXAMPLES {
         let member = workspace
@@ -38,5 +39,5 @@ pub fn example(workspace: &Workspace, example: &str) -> Result<Tool> {
         .args(EXAMPLES.iter().flat_map(|(_, example)| ["--example", example]))
         .run()?;
     let program = workspace.target().join("debug/examples").join(example);
-    with_nixl(workspace, Tool::new(workspace, program))
+    with_nixl(workspace, Tool::new(workspace, program).within(most_seconds))
 }

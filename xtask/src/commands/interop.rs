@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use crate::command::Tool;
+use crate::command::{MOST_SECONDS, Tool};
 use crate::commands::simulated;
 use crate::commands::test::run_counted;
 use crate::site;
@@ -48,7 +48,7 @@ pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> R
         Some(text) => tests.args(["--filter", text]),
         None => tests,
     };
-    run_counted(workspace, tests, "interop", tally)
+    run_counted(workspace, tests.within(MOST_SECONDS), "interop", tally)
 }
 
 /// The folder of the Python tests.

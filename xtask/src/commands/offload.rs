@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::command::MOST_SECONDS;
 use crate::commands::examples::example;
 use crate::commands::simulated;
 use crate::workspace::Workspace;
@@ -16,10 +17,10 @@ const COPIED: [&str; 2] = ["quickstart", "gpu"];
 /// Runs the examples. The copied examples must succeed, and `offload` must verify every hop.
 pub fn run(workspace: &Workspace) -> Result<()> {
     for name in COPIED {
-        let program = example(workspace, name)?;
+        let program = example(workspace, name, MOST_SECONDS)?;
         simulated::over_driver(workspace, program, simulated::DEVICES)?.run()?;
     }
-    let output = example(workspace, EXAMPLE)?.arg("--json").stdout()?;
+    let output = example(workspace, EXAMPLE, MOST_SECONDS)?.arg("--json").stdout()?;
     print!("{output}");
     println!("{} hops verified", verified(&output, "hop")?.len());
     Ok(())

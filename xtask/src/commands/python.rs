@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{Tool, environment};
+use crate::command::{MOST_SECONDS, Tool, environment};
 use crate::commands::simulated;
 use crate::commands::test::run_counted;
 use crate::pypi;
@@ -158,6 +158,7 @@ fn test(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Resu
                 tests.args(["--ignore-glob", LONG])
             }
         };
+        let tests = tests.within(MOST_SECONDS);
         run_counted(workspace, tests, &format!("python-{version}"), tally)?;
     }
     Ok(())

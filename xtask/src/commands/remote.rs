@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 
+use crate::command::MOST_SECONDS;
 use crate::commands::examples::example;
 use crate::commands::offload::verified;
 use crate::commands::peers;
@@ -24,7 +25,10 @@ const SMALL: [&str; 7] = ["--json", "--blocks", "24", "--layers", "5", "--rounds
 pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
     two_processes(workspace)?;
     for mode in ["write", "read"] {
-        let output = example(workspace, EXAMPLE)?.args(["--mode", mode]).args(SMALL).stdout()?;
+        let output = example(workspace, EXAMPLE, MOST_SECONDS)?
+            .args(["--mode", mode])
+            .args(SMALL)
+            .stdout()?;
         print!("{output}");
         check(&output, mode)?;
     }
@@ -34,7 +38,7 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
 
 /// Runs the short example. It fails if a byte differs.
 fn two_processes(workspace: &Workspace) -> Result<()> {
-    let output = example(workspace, TWO_PROCESSES)?.stdout()?;
+    let output = example(workspace, TWO_PROCESSES, MOST_SECONDS)?.stdout()?;
     print!("{output}");
     if !output.contains(" bytes verified") {
         bail!("the example `{TWO_PROCESSES}` verified no bytes: {output}");
@@ -48,7 +52,7 @@ fn foreign(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
         tally.skip(FOREIGN, "no wheels are pinned for this version of Python");
         return Ok(());
     };
-    let output = example(workspace, FOREIGN)?.env("PYTHONPATH", &site).stdout()?;
+    let output = example(workspace, FOREIGN, MOST_SECONDS)?.env("PYTHONPATH", &site).stdout()?;
     print!("{output}");
     if !output.contains(" verified, notified by ") {
         bail!("the example `{FOREIGN}` did not report verified blocks: {output}");

@@ -1,7 +1,8 @@
 //! `soak`: pools under random load, with exact counters at the end.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
+use crate::command::MOST_SECONDS;
 use crate::commands::examples::example;
 use crate::workspace::Workspace;
 
@@ -29,7 +30,8 @@ impl Arguments {
 /// Runs the example; it fails at the first lost byte.
 pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     let Arguments { seconds, seed, threads } = arguments;
-    example(workspace, EXAMPLE)?
+    let most = seconds.checked_add(MOST_SECONDS).context("--seconds is too large")?;
+    example(workspace, EXAMPLE, most)?
         .args(["--seconds", &seconds.to_string(), "--seed", &seed.to_string()])
         .args(["--threads", &threads.to_string()])
         .run()

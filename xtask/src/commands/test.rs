@@ -6,7 +6,7 @@ use std::io::{BufWriter, Write};
 use anyhow::{Context, Result, bail};
 use cargo_metadata::Package;
 
-use crate::command::Tool;
+use crate::command::{MOST_SECONDS, Tool, limit};
 use crate::commands::nixl::with_nixl_for;
 use crate::commands::peers::with_python;
 use crate::commands::simulated;
@@ -66,23 +66,14 @@ fn chosen<'a>(workspace: &'a Workspace, names: &[String]) -> Result<Vec<&'a Pack
     names.iter().map(find).collect()
 }
 
-/// The time limit of one test binary in seconds, so that a deadlock ends. libtest names a hanging
-/// test earlier ("has been running for over 60 seconds").
-///
-/// The longest binary runs for a minute under AddressSanitizer. A busy machine can take several
-/// times as long.
-const MOST_SECONDS: &str = "900";
-
 /// Runs a `cargo test` command line and adds its results to `tally`. The command line must pass
-/// `--show-output` to libtest, which otherwise hides the `skipped:` lines of tests that passed.
+/// `--show-output` to libtest, which otherwise hides the `skipped:` lines of tests that passed. Each
+/// binary has a time limit. Another program needs [`Tool::within`].
 ///
 /// The full log is written to `target/xtask/LOG.log`.
 pub fn run_counted(workspace: &Workspace, cargo: Tool, log: &str, tally: &mut Tally) -> Result<()> {
-    // With `--foreground`, an interrupt from the terminal still reaches the tests.
-    let cargo = cargo.env(
-        &runner_variable(&host_triple(workspace)?),
-        format!("timeout --foreground --kill-after=10 {MOST_SECONDS}"),
-    );
+    let runner = limit(MOST_SECONDS).join(" ");
+    let cargo = cargo.env(&runner_variable(&host_triple(workspace)?), runner);
     run_under_own_runner(workspace, cargo, log, tally)
 }
 
