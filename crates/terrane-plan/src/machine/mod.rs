@@ -77,6 +77,9 @@ pub struct DiskFacts {
     pub directory: String,
     /// The bytes that are free for this user.
     pub free_bytes: u64,
+    /// The number of the file system (`st_dev`), if it is known. Directories of one file system share its free bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_system: Option<u64>,
 }
 
 /// Rates of copies, with their origin.

@@ -1,8 +1,11 @@
 //! The limits of a machine that a plan exceeds.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 use terrane_core::ByteCount;
 
+use crate::machine::DiskFacts;
 use crate::plan::memory::{HUGE_PAGE, HostNeeds, TierKind, TierPlan};
 use crate::request::PlanRequest;
 use crate::sizes::option_size;
@@ -67,16 +70,12 @@ pub(crate) fn hit(
                 });
                 limits.bytes("host memory that is available", needed, available, "stop other processes, raise the control group's memory.max, or use less for the cache");
             }
-            TierKind::Disk => {
-                let disk = machine.disks.iter().find(|disk| disk.directory == tier.name);
-                limits.bytes(
-                    &format!("free space in {}", tier.name),
-                    tier.used_bytes.saturating_mul(ranks),
-                    disk.map(|disk| disk.free_bytes),
-                    "free space there, or use less for the cache",
-                );
-            }
+            TierKind::Disk => {}
         }
+    }
+    for Shared { directories, needed, free } in file_systems(&machine.disks, tiers, ranks) {
+        let limit = format!("free space in {}", directories.join(" and "));
+        limits.bytes(&limit, needed, Some(free), "free space there, or use less for the cache");
     }
     if let (Some(needs), Some(facts)) = (host, &machine.host) {
         let enough = facts.free_huge_pages.is_none_or(|free| free >= needs.huge_pages);
@@ -103,6 +102,37 @@ pub(crate) fn hit(
         );
     }
     limits.0
+}
+
+/// The tiers on one file system.
+struct Shared<'a> {
+    directories: Vec<&'a str>,
+    needed: u64,
+    free: u64,
+}
+
+/// The needs of the disk tiers, summed for each file system. The free space of other directories is not known.
+fn file_systems<'a>(disks: &[DiskFacts], tiers: &'a [TierPlan], ranks: u64) -> Vec<Shared<'a>> {
+    let mut found: Vec<(&DiskFacts, Shared<'a>)> = Vec::new();
+    for tier in tiers.iter().filter(|tier| tier.kind == TierKind::Disk) {
+        // Paths are equal without the slash at the end.
+        let is_there = |disk: &&DiskFacts| Path::new(&disk.directory) == Path::new(&tier.name);
+        let Some(disk) = disks.iter().find(is_there) else { continue };
+        let needed = tier.used_bytes.saturating_mul(ranks);
+        let is_same = |other: &DiskFacts| match (disk.file_system, other.file_system) {
+            (Some(one), Some(other)) => one == other,
+            _ => Path::new(&disk.directory) == Path::new(&other.directory),
+        };
+        if let Some((_, shared)) = found.iter_mut().find(|(other, _)| is_same(other)) {
+            shared.directories.push(&tier.name);
+            shared.needed = shared.needed.saturating_add(needed);
+            shared.free = shared.free.min(disk.free_bytes);
+        } else {
+            let directories = vec![tier.name.as_str()];
+            found.push((disk, Shared { directories, needed, free: disk.free_bytes }));
+        }
+    }
+    found.into_iter().map(|(_, shared)| shared).collect()
 }
 
 struct Limits(Vec<LimitHit>);

@@ -3,7 +3,7 @@
 use terrane_core::ByteCount;
 use terrane_layout::ElementFormat;
 use terrane_plan::{
-    DiskSpace, HostFacts, Machine, Model, Plan, PlanError, PlanRequest, TierKind, Trace,
+    DiskFacts, DiskSpace, HostFacts, Machine, Model, Plan, PlanError, PlanRequest, TierKind, Trace,
 };
 
 fn request(model: &str) -> PlanRequest {
@@ -214,6 +214,35 @@ fn savings_are_at_least_a_fifth() {
     assert_eq!(changes(&request).len(), 1);
 }
 
+/// A disk with 1 GiB.
+fn disk(directory: &str, file_system: Option<u64>) -> DiskFacts {
+    DiskFacts { directory: directory.into(), free_bytes: 1 << 30, file_system }
+}
+
+#[test]
+fn tiers_of_one_file_system_share_its_free_space() {
+    let mut request = request("llama-3.1-8b");
+    let tier =
+        |directory: &str| DiskSpace { directory: directory.into(), bytes: ByteCount::mib(768) };
+    let mut hits = |directories: [&str; 2], disks: Vec<DiskFacts>| -> Vec<String> {
+        request.disks = directories.map(tier).to_vec();
+        request.machine = Some(Machine { disks, ..Machine::published("cpu").unwrap() });
+        let limits = Plan::new(&request).unwrap().limits;
+        let of_disks = limits.iter().filter(|limit| limit.limit.starts_with("free space in"));
+        of_disks.map(ToString::to_string).collect()
+    };
+    let both = ["/a", "/b"];
+    assert_eq!(hits(both, vec![disk("/a", Some(1)), disk("/b", Some(2))]), [""; 0]);
+    assert_eq!(hits(both, vec![disk("/a", None), disk("/b", None)]), [""; 0]);
+    let shared = hits(both, vec![disk("/a", Some(1)), disk("/b", Some(1))]);
+    assert_eq!(shared.len(), 1);
+    let text = "free space in /a and /b: 1.50 GiB needed, 1 GiB available";
+    assert!(shared[0].starts_with(text), "{shared:?}");
+    // The same directory, once with a slash at its end.
+    let same = hits(["/a", "/a/"], vec![disk("/a/", None)]);
+    assert!(same[0].starts_with("free space in /a and /a/: 1.50 GiB needed"), "{same:?}");
+}
+
 #[test]
 fn every_limit_is_reported_with_its_remedy() {
     let mut request = request("llama-3.1-8b");
@@ -227,8 +256,7 @@ fn every_limit_is_reported_with_its_remedy() {
         memlock_bytes: Some(8 << 20),
         shm_bytes: Some(64 << 20),
     });
-    machine.disks =
-        vec![terrane_plan::DiskFacts { directory: "/cache".into(), free_bytes: 1 << 30 }];
+    machine.disks = vec![disk("/cache", None)];
     request.machine = Some(machine);
     let limits: Vec<String> =
         Plan::new(&request).unwrap().limits.iter().map(ToString::to_string).collect();

@@ -1,5 +1,7 @@
 //! Describes this machine in the form that plans use.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -26,7 +28,8 @@ pub(crate) fn machine(restart: &Restart, directories: &[PathBuf]) -> Machine {
 
 fn disk(directory: &Path) -> Option<DiskFacts> {
     let free_bytes = host::free_bytes(directory)?;
-    Some(DiskFacts { directory: directory.display().to_string(), free_bytes })
+    let file_system = fs::metadata(directory).ok().map(|metadata| metadata.dev());
+    Some(DiskFacts { directory: directory.display().to_string(), free_bytes, file_system })
 }
 
 /// The date of today in UTC.
