@@ -107,7 +107,7 @@ unsafe impl Send for IoQueue {}
 
 enum Backend {
     Ring(Box<Ring>),
-    Workers(Workers),
+    Workers(Box<Workers>),
 }
 
 impl IoQueue {
@@ -150,7 +150,7 @@ impl IoQueue {
         };
         let backend = match ring {
             Some(ring) => Backend::Ring(Box::new(ring)),
-            None => Backend::Workers(Workers::new(depth, options.thread_count(depth))?),
+            None => Backend::Workers(Box::new(Workers::new(depth, options.thread_count(depth))?)),
         };
         let (backend, owner) = (ManuallyDrop::new(backend), OwnerProcess::current());
         let wants_registration = !options.registered.is_zero();

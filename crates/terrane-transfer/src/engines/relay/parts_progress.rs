@@ -41,7 +41,11 @@ impl WaiterProgress for PartsProgress {
 
     /// Every part is called, because a device reports its end only to a thread that polls it.
     fn poll_blocking(&self) -> bool {
-        self.parts().iter().fold(false, |has_copied, part| part.poll_blocking() || has_copied)
+        let mut has_copied = false;
+        for part in self.parts() {
+            has_copied |= part.poll_blocking();
+        }
+        has_copied
     }
 
     fn expected_end(&self) -> Option<Range<Instant>> {
