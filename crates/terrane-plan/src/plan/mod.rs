@@ -129,7 +129,7 @@ impl Plan {
             bytes_per_token: sum(|group| group.bytes_per_token),
             bytes_per_sequence: sum(|group| group.bytes_per_sequence),
             limits: limits::hit(request, &tiers, host.as_ref()),
-            predictions: predictions::predict(request, &groups, &tiers, demand.as_ref()),
+            predictions: predictions::predict(request, &groups, &tiers, demand.as_ref())?,
             savings: advice::savings(request, &groups, &tiers, demand.as_ref())?,
             engines: engines::options(request, &geometry, &groups),
             groups,

@@ -1,7 +1,9 @@
 //! Predicted times, with the origin of each rate.
 
 use serde::{Deserialize, Serialize};
+use terrane_core::ByteCount;
 
+use crate::error::PlanError;
 use crate::machine::{CopyCost, Rates};
 use crate::plan::groups::{Demand, GroupPlan, context_bytes};
 use crate::plan::memory::{TierKind, TierPlan};
@@ -11,9 +13,9 @@ use crate::request::PlanRequest;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prediction {
-    /// The operation.
+    /// The operation. It ends with `, all ranks` if several ranks share memory or a disk for it.
     pub what: String,
-    /// The bytes, on one rank.
+    /// The bytes of one rank, or of all ranks that share memory or a disk.
     pub bytes: u64,
     /// The time in seconds. Without measured rates, a copy takes at least this long.
     pub seconds: f64,
@@ -23,15 +25,21 @@ pub struct Prediction {
     pub rates: String,
 }
 
-/// The times of preparing memory, and of copies between the tiers.
+/// The times of preparing memory, and of copies between the tiers. All ranks share the processors, the memory and the
+/// disks of the machine, and do the same at the same time. Each has its own link to its device.
 pub(crate) fn predict(
     request: &PlanRequest,
     groups: &[GroupPlan],
     tiers: &[TierPlan],
     demand: Option<&Demand>,
-) -> Vec<Prediction> {
+) -> Result<Vec<Prediction>, PlanError> {
     let Some(rates) = request.machine.as_ref().and_then(|machine| machine.rates.as_ref()) else {
-        return Vec::new();
+        return Ok(Vec::new());
+    };
+    let ranks = u64::from(request.tensor_parallel);
+    let of_all = |what: String, bytes: u64| -> Result<(String, u64), PlanError> {
+        let what = if ranks > 1 { format!("{what}, all ranks") } else { what };
+        Ok((what, ByteCount::new(bytes).checked_mul("ranks", ranks)?.get()))
     };
     let mut predictions = Vec::new();
     let find = |kind| tiers.iter().find(|tier| tier.kind == kind);
@@ -48,9 +56,9 @@ pub(crate) fn predict(
             ("bring-up of the pinned host tier", rates.pinned_bring_up),
         ];
         for (what, cost) in preparations {
-            let seconds = cost.map(|cost| cost.seconds(host.used_bytes));
-            predictions
-                .extend(seconds.map(|seconds| prediction(what.into(), host.used_bytes, seconds)));
+            let (what, bytes) = of_all(what.to_owned(), host.used_bytes)?;
+            let seconds = cost.map(|cost| cost.seconds(bytes));
+            predictions.extend(seconds.map(|seconds| prediction(what, bytes, seconds)));
         }
     }
     for (from, to, cost) in routes(
@@ -60,14 +68,13 @@ pub(crate) fn predict(
         find(TierKind::Disk).is_some(),
     ) {
         for (what, bytes) in units(request, groups, demand) {
-            predictions.push(prediction(
-                format!("{what}, {from} to {to}"),
-                bytes,
-                cost.seconds(bytes),
-            ));
+            let what = format!("{what}, {from} to {to}");
+            let is_shared = [from, to].contains(&"disk");
+            let (what, bytes) = if is_shared { of_all(what, bytes)? } else { (what, bytes) };
+            predictions.push(prediction(what, bytes, cost.seconds(bytes)));
         }
     }
-    predictions
+    Ok(predictions)
 }
 
 /// The copies between tiers of the plan whose rates are known.

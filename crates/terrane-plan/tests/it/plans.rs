@@ -302,9 +302,34 @@ fn predictions_name_their_rates() {
 
     request.machine = Some(Machine::published("l40s").unwrap());
     let plan = Plan::new(&request).unwrap();
+    assert!(!plan.predictions.is_empty());
     assert!(plan.predictions.iter().all(|p| !p.is_measured && p.rates.contains("published peak")));
     request.machine = Some(Machine::published("cpu").unwrap());
     assert_eq!(Plan::new(&request).unwrap().predictions, []);
+}
+
+#[test]
+fn ranks_share_the_memory_and_the_disks_of_a_prediction() {
+    let predictions = |ranks: u32| {
+        let mut request = request("llama-3.1-8b");
+        request.tensor_parallel = ranks;
+        let mut machine = Machine::published("h200").unwrap();
+        let rates = machine.rates.as_mut().unwrap();
+        (rates.disk_write, rates.disk_read) = (rates.first_touch, rates.first_touch);
+        request.machine = Some(machine);
+        Plan::new(&request).unwrap().predictions
+    };
+    let (one, eight) = (predictions(1), predictions(8));
+    assert_eq!(one.len(), eight.len());
+    for (one, eight) in one.iter().zip(&eight) {
+        // Each rank has an eighth of the heads, and of the tiers on the machine.
+        if one.what.contains("device") {
+            assert_eq!((&eight.what, eight.bytes), (&one.what, one.bytes / 8));
+        } else {
+            assert_eq!(eight.what, format!("{}, all ranks", one.what));
+            assert_eq!((eight.bytes, eight.seconds), (one.bytes, one.seconds), "{eight:?}");
+        }
+    }
 }
 
 #[test]

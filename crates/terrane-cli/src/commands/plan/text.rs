@@ -203,13 +203,18 @@ pub(super) fn prediction_rows(plan: &Plan) -> Vec<Vec<String>> {
     rows.collect()
 }
 
-pub(super) const PREDICTION_HEADER: [&str; 4] = ["PREDICTED, ONE RANK", "BYTES", "TIME", "GB/s"];
+pub(super) const PREDICTION_HEADER: [&str; 4] = ["PREDICTED", "BYTES", "TIME", "GB/s"];
 
 fn predictions(plan: &Plan) -> String {
     let Some(first) = plan.predictions.first() else { return String::new() };
     let table = table(&PREDICTION_HEADER, &prediction_rows(plan), &[]);
     let kind = if first.is_measured { "measured" } else { "a limit, not measured" };
-    format!("{table}{}", wrap(&format!("Rates: {} ({kind}).", first.rates), ""))
+    let ranks = if plan.model.tensor_parallel > 1 {
+        " Rows without \"all ranks\" are of one rank."
+    } else {
+        ""
+    };
+    format!("{table}{}", wrap(&format!("Rates: {} ({kind}).{ranks}", first.rates), ""))
 }
 
 fn savings(plan: &Plan) -> String {
