@@ -34,9 +34,7 @@ fn pass(path: &Path, direction: &str, block: u32, bytes: u64) -> Command {
     command
         .args(["--name=pass", "--overwrite=1", "--iodepth=32", &format!("--rw={direction}")])
         .args([format!("--bs={block}"), format!("--filename={}", path.display())])
-        .arg(format!("--size={bytes}"))
-        // Puts fio's buffers on huge pages, as in the store.
-        .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
+        .arg(format!("--size={bytes}"));
     command
 }
 
@@ -63,18 +61,23 @@ impl Mix<'_> {
     pub fn run(&self) -> Result<(f64, f64)> {
         let Self { path, load, loads_a_second, store, store_rate, store_depth, half, seconds } =
             self;
+        // A rate of bytes may be less than one load a second. A rate of 0 would be no limit.
+        let load_rate = (*load as f64 * loads_a_second).max(1.0);
+        let store_rate = store_rate.max(1.0);
         let mut command = start();
         command
+            // Percentiles of whole loads, with their submission, as the store's are measured.
+            .args(["--lat_percentiles=1", "--clat_percentiles=0"])
             .args([format!("--filename={}", path.display()), format!("--size={half}")])
             .args(["--time_based", &format!("--runtime={seconds}")])
             .args(["--name=loads", "--rw=read", "--offset=0", "--iodepth=1"])
-            .args([format!("--bs={load}"), format!("--rate_iops={loads_a_second:.0}")])
+            .args([format!("--bs={load}"), format!("--rate={load_rate:.0}")])
             .args(["--name=stores", "--rw=write", &format!("--offset={half}")])
             .args([format!("--bs={store}"), format!("--iodepth={store_depth}")])
             .arg(format!("--rate={store_rate:.0}"));
         let report = report(&mut command)?;
         let jobs = &report["jobs"];
-        let p99 = jobs[0]["read"]["clat_ns"]["percentile"]["99.000000"].as_f64();
+        let p99 = jobs[0]["read"]["lat_ns"]["percentile"]["99.000000"].as_f64();
         let rate = jobs[1]["write"]["bw_bytes"].as_f64();
         let p99 = p99.context("fio's report has no percentile")?;
         Ok((p99 / 1e9, rate.context("fio's report has no rate")? / 1e9))
@@ -83,7 +86,10 @@ impl Mix<'_> {
 
 fn start() -> Command {
     let mut command = Command::new("fio");
-    command.args(["--output-format=json", "--direct=1", "--thread", "--ioengine=io_uring"]);
+    command
+        .args(["--output-format=json", "--direct=1", "--thread", "--ioengine=io_uring"])
+        // Puts fio's buffers on huge pages, as in the store.
+        .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
     command
 }
 
