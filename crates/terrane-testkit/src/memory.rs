@@ -3,6 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::num::NonZero;
+use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -315,9 +316,67 @@ impl Drop for Block {
     }
 }
 
+/// Bytes from any allocator of host memory, for code that needs a slice.
+#[derive(Debug)]
+pub struct FilledMemory<M> {
+    /// It is not handed out, so that no other code uses the bytes.
+    _memory: M,
+    address: HostAddress,
+    length: usize,
+}
+
+impl<M: Memory> FilledMemory<M> {
+    /// Allocates so many bytes, and writes `value` to each.
+    ///
+    /// # Errors
+    ///
+    /// That of the allocator.
+    ///
+    /// # Panics
+    ///
+    /// If the memory has no host address.
+    pub fn new<A>(allocator: &A, bytes: ByteCount, value: u8) -> Result<Self, AllocateError>
+    where
+        A: Allocate<Memory = M>,
+    {
+        let memory = allocator.allocate(&RegionRequest::new(bytes))?;
+        let address = memory.location().as_host().expect("host memory");
+        let length = bytes.to_usize();
+        // SAFETY: the allocator returned at least so many bytes, which no other code uses.
+        unsafe { address.as_ptr().write_bytes(value, length) };
+        Ok(Self { _memory: memory, address, length })
+    }
+}
+
+impl<M> Deref for FilledMemory<M> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `new` has written all of these bytes, and the memory keeps them in their place.
+        unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.length) }
+    }
+}
+
+impl<M> DerefMut for FilledMemory<M> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and the exclusive bytes are borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.length) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn filled_memory_is_a_slice() {
+        let heap = HeapAllocator::system();
+        let mut memory = FilledMemory::new(&heap, ByteCount::new(1000), 7).unwrap();
+        memory[999] = 8;
+        assert_eq!(memory.iter().map(|&byte| u32::from(byte)).sum::<u32>(), 999 * 7 + 8);
+        drop(memory);
+        assert_eq!(heap.live(), 0);
+    }
 
     #[test]
     fn memory_has_exactly_the_requested_alignment() {

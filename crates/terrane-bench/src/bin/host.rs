@@ -13,7 +13,8 @@ use clap::Parser;
 use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread, run};
 use terrane_core::{Alignment, ByteCount, RegionRequest};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
-use terrane_storage::{FirstTouch, HugePages, SystemAllocator, SystemOptions};
+use terrane_storage::{FirstTouch, HugePages, SystemAllocator, SystemMemory, SystemOptions};
+use terrane_testkit::memory::FilledMemory;
 use terrane_transfer::engines::{HostEngine, HostEngineOptions};
 use terrane_transfer::{Endpoint, Transfer, TransferManager};
 
@@ -86,13 +87,14 @@ fn copies<W: Write>(
     let manager = TransferManager::new([Arc::new(HostEngine::new(options)?) as _]);
     let from: Vec<u32> = (0..blocks).map(|n| (n * 7 + 3) % blocks).collect();
     let to: Vec<u32> = (0..blocks).map(|n| (n * 5 + 1) % blocks).collect();
-    let (read, mut written) = (one_piece(bytes), one_piece(bytes));
+    let (read, mut written) = (one_piece(bytes)?, one_piece(bytes)?);
 
+    let mut moved = Ok(());
     let (terrane, memcpy) = settings.time_interleaved(
-        || move_blocks(&manager, &source, &destination, &from, &to),
+        || keep_failure(&mut moved, move_blocks(&manager, &source, &destination, &from, &to)),
         || copy_in_parts(&read, &mut written, threads),
     );
-    move_blocks(&manager, &source, &destination, &from, &to)?;
+    moved?;
     let gigabytes = bytes as f64 * 1e-9;
     let higher = Direction::HigherIsBetter;
     let measured = Measurement::new(case, terrane.rate(gigabytes), "GB/s", higher)
@@ -111,12 +113,14 @@ fn small_transfer<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> 
         [endpoint(LayoutKind::ALL[2], 4, 32, piece)?, endpoint(LayoutKind::ALL[0], 4, 32, piece)?];
     let engine = HostEngine::new(HostEngineOptions::default())?;
     let manager = TransferManager::new([Arc::new(engine) as _]);
-    let read = one_piece(64 * piece.get());
-    let mut written = one_piece(64 * piece.get());
+    let bytes = 64 * piece.get();
+    let (read, mut written) = (one_piece(bytes)?, one_piece(bytes)?);
+    let mut moved = Ok(());
     let (terrane, memcpy) = settings.time_interleaved(
-        || move_blocks(&manager, &source, &destination, &[1], &[2]),
+        || keep_failure(&mut moved, move_blocks(&manager, &source, &destination, &[1], &[2])),
         || written.copy_from_slice(&read),
     );
+    moved?;
     let case = "one block of 2 MiB, submitted and waited for";
     let lower = Direction::LowerIsBetter;
     let measured = Measurement::new(case, terrane.scaled(1e6), "us", lower);
@@ -152,9 +156,18 @@ fn endpoint(kind: LayoutKind, blocks: u32, layers: u32, piece: ByteCount) -> Res
     Ok(Endpoint::new(layout.unregistered().build()?)?)
 }
 
-/// Memory for the baseline, with every page touched.
-fn one_piece(bytes: u64) -> Vec<u8> {
-    vec![1; ByteCount::new(bytes).to_usize()]
+/// The first failure is the result of a case.
+fn keep_failure(first: &mut Result<()>, next: Result<()>) {
+    if first.is_ok() {
+        *first = next;
+    }
+}
+
+/// Memory for the baseline, from the same allocator as the blocks: with other pages, memcpy would
+/// have another rate. Every page is touched.
+fn one_piece(bytes: u64) -> Result<FilledMemory<SystemMemory>> {
+    let allocator = SystemAllocator::new(SystemOptions::default());
+    Ok(FilledMemory::new(&allocator, ByteCount::new(bytes), 1)?)
 }
 
 /// The baseline: each thread copies one contiguous part by memcpy.
