@@ -242,10 +242,9 @@ pub fn stream<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyh
             let _ = black_box(pool.allocate_on(stream, black_box(&request)));
         }
     });
-    // A tenth of the time of the driver's pool on an H200, which is 0.66 µs.
     let case = "stream/hit on the same stream";
     let measured = Measurement::new(case, time.scaled(1e9), "ns", Direction::LowerIsBetter);
-    reporter.report(&measured.within(66.0))?;
+    reporter.report(&measured.without_target("`bench gpu` has the target"))?;
     streams.run_all();
     Ok(())
 }
