@@ -15,7 +15,7 @@ def block(number):
     ("changes", "text"),
     [
         ({"capacity": 0}, "has 0 B for group 0"),
-        ({"capacity": 1000}, "needs one block for each group"),
+        ({"capacity": 1000}, "1 to 2\\^32 - 1 blocks of each group"),
         ({"capacity": -1}, "-1 is not a number of bytes"),
         ({"capacity": "64GiB"}, "'64GiB' is not a number of bytes"),
         ({"host_bytes": 1000}, 'tier "host" has 1000 B'),
@@ -25,7 +25,7 @@ def block(number):
         ({"groups": [("kv", 8 << 30)]}, "less than 2\\^32"),
         ({"groups": ["kv"]}, "pass a name and the bytes"),
         ({"namespace": "a/b"}, "contains '/'"),
-        ({"capacity": 1 << 50}, "at most 2\\^32 - 1"),
+        ({"capacity": 1 << 50}, "1 to 2\\^32 - 1 blocks of each group"),
     ],
 )
 def test_options_that_cannot_be_are_errors_with_a_remedy(opened, changes, text):
