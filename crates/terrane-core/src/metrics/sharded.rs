@@ -219,13 +219,14 @@ mod tests {
 
     #[test]
     fn no_update_of_several_threads_is_lost() {
+        let updates = if cfg!(miri) { 20 } else { 20_000 };
         let counters = ShardedCounters::new(3);
         let update = |shard: &CounterShard| {
             shard.add(0, 1);
             shard.add(2, 3);
         };
         thread::scope(|scope| {
-            let update_often = || (0..20_000).for_each(|_| counters.update(update));
+            let update_often = || (0..updates).for_each(|_| counters.update(update));
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(update_often)).collect();
             let mut last = 0;
             while !threads.iter().all(thread::ScopedJoinHandle::is_finished) {
@@ -234,7 +235,8 @@ mod tests {
                 last = now;
             }
         });
-        assert_eq!([0, 1, 2].map(|cell| counters.get(cell)), [160_000, 0, 480_000]);
+        let found = [0, 1, 2].map(|cell| counters.get(cell));
+        assert_eq!(found, [8 * updates, 0, 24 * updates]);
         assert_eq!(counters.get(99), 0);
     }
 
