@@ -122,8 +122,9 @@ impl ClassTable {
         let wasted = requested.get().saturating_mul(u64::from(waste)) / 100;
         let most = requested.get().saturating_add(wasted);
         let last = self.sizes.len().saturating_sub(1);
-        let Some(mut within) = self.class_of(most) else { return last.max(class) };
-        // Neighbouring classes may have one size, because sizes are rounded up to the granule.
+        let mut within = self.class_of(most).unwrap_or(last);
+        // Sizes are rounded up to the granule. So neighbouring classes may have one size, and the last
+        // one may exceed `most` although no class serves `most`.
         while within > class && self.size(within) > most {
             within -= 1;
         }
@@ -220,6 +221,23 @@ mod tests {
     }
 
     #[test]
+    fn the_last_class_within_a_waste_wastes_no_more_if_sizes_are_rounded_up() {
+        // 7.9 KiB: the classes of 9 and 10 KiB are both 12 KiB long.
+        let table = table(SizeClasses::Steps8).rounded_up(Alignment::PAGE);
+        let class = table.class_of(8090).unwrap();
+        let within = table.last_within(class, ByteCount::new(8090), 25);
+        assert_eq!(table.size(within), 8 << 10);
+        // The last class is 6 MiB long, but serves only 4.5 MiB.
+        let (least, largest) = (ByteCount::mib(2), ByteCount::kib(4608));
+        let granule = Alignment::new(2 << 20).unwrap();
+        let table = ClassTable::new(SizeClasses::Steps8, least, largest, granule).unwrap();
+        let (table, requested) = (table.rounded_up(granule), ByteCount::mib(4));
+        assert_eq!(table.size(table.len() - 1), 6 << 20);
+        let class = table.class_of(requested.get()).unwrap();
+        assert_eq!(table.size(table.last_within(class, requested, 25)), 4 << 20);
+    }
+
+    #[test]
     fn a_slab_serves_up_to_its_stride() {
         let slab = SizeClasses::ExactSlab { stride: ByteCount::kib(36), count: 10 };
         let table = table(slab);
@@ -230,9 +248,14 @@ mod tests {
         assert!(matches!(error, Err(PoolError::InvalidSlab { .. })));
     }
 
+    /// Half of the sizes are small, because only there classes share a granule.
+    fn sizes() -> impl Strategy<Value = u64> {
+        prop_oneof![1_u64..=64 << 10, 1_u64..=16 << 30]
+    }
+
     proptest! {
         #[test]
-        fn the_class_fits_and_no_smaller_one_does(bytes in 1_u64..=16 << 30) {
+        fn the_class_fits_and_no_smaller_one_does(bytes in sizes()) {
             for (classes, steps) in
                 [(SizeClasses::PowerOfTwo, 1), (SizeClasses::Steps4, 4), (SizeClasses::Steps8, 8)]
             {
