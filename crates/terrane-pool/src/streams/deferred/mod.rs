@@ -227,8 +227,9 @@ impl<T> DeferredFrees<T> {
         };
         let deadline = deadline_after(self.pending_wait);
         let [mut slice, longest] = SLICES;
-        let mut failing = FailingSince::default();
         loop {
+            // An item was freed since the last round, so not every fence fails.
+            let mut failing = FailingSince::default();
             self.reap(&mut free);
             // Until a thread has freed an item.
             while self.freed.load(Ordering::SeqCst) == freed {

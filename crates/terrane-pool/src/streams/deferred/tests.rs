@@ -109,7 +109,96 @@ fn a_request_without_a_limit_is_refused_if_every_fence_fails() {
     assert!(refused.is_err());
 }
 
-/// Threads that find no item, because others have it, count the failures of its fence, too.
+/// A source that cannot make fences, and counts the attempts.
+#[derive(Debug, Default)]
+struct NoFences(AtomicUsize);
+
+impl FenceSource for NoFences {
+    fn create(&self) -> Result<Arc<dyn Fence>, FenceError> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Err(FenceError { operation: "create", source: "no fences".into() })
+    }
+}
+
+/// A request that finds no item, because another thread has it, does not forget that fences fail.
+#[test]
+fn a_request_is_refused_although_another_thread_often_has_the_item() {
+    // Each round lasts at least this long and has a failure, so a second of failures ends in half of
+    // the rounds.
+    const ROUNDS: usize = 100;
+    const HOLD: Duration = Duration::from_millis(20);
+    let source = Arc::new(NoFences::default());
+    let attempts = || source.0.load(Ordering::SeqCst);
+    let deferred = DeferredFrees::new(Arc::<NoFences>::clone(&source), Duration::MAX);
+    deferred.keep(Marks::new(deferred.fences(), [STREAM]), Arc::new(()));
+    let request = || deferred.allocate_or_reclaim(|| Err::<(), _>(exhausted()), drop);
+    std::thread::scope(|scope| {
+        let request = scope.spawn(request);
+        let mut rounds = 0;
+        let mut before = attempts();
+        while !request.is_finished() && rounds < ROUNDS {
+            // A query and a wait alternate, so one of two attempts is a wait.
+            if attempts() < before + 2 {
+                std::thread::yield_now();
+            } else if let Some((progress, item)) = deferred.pop() {
+                rounds += 1;
+                std::thread::sleep(HOLD);
+                before = attempts();
+                deferred.put_back(progress, item);
+            }
+        }
+        assert!(request.join().unwrap().is_err());
+        assert!(rounds < ROUNDS, "the request did not end while the item was taken");
+    });
+}
+
+/// Fences that no query finds complete. Of all waits, the first and the third fail. The second takes
+/// longer than failures may last.
+#[derive(Clone, Debug, Default)]
+struct FailsTwice(Arc<AtomicUsize>);
+
+impl FenceSource for FailsTwice {
+    fn create(&self) -> Result<Arc<dyn Fence>, FenceError> {
+        Ok(Arc::new(self.clone()))
+    }
+}
+
+impl Fence for FailsTwice {
+    fn record(&self, _: StreamId) -> Result<(), FenceError> {
+        Ok(())
+    }
+
+    fn is_complete(&self) -> Result<bool, FenceError> {
+        Ok(false)
+    }
+
+    fn wait(&self, _: Duration) -> Result<bool, FenceError> {
+        match self.0.fetch_add(1, Ordering::SeqCst) {
+            0 | 2 => return Err(FenceError { operation: "wait", source: "it fails".into() }),
+            1 => std::thread::sleep(Duration::from_millis(1100)),
+            _ => {}
+        }
+        Ok(true)
+    }
+}
+
+#[test]
+fn failures_before_and_after_a_free_are_not_added_up() {
+    let deferred = DeferredFrees::new(Arc::new(FailsTwice::default()), Duration::MAX);
+    for _ in 0..2 {
+        deferred.keep(Marks::new(deferred.fences(), [STREAM]), Arc::new(()));
+    }
+    let freed = AtomicUsize::new(0);
+    let allocate = || match freed.load(Ordering::SeqCst) {
+        2 => Ok(()),
+        _ => Err(exhausted()),
+    };
+    let count = |_| {
+        freed.fetch_add(1, Ordering::SeqCst);
+    };
+    assert!(deferred.allocate_or_reclaim(allocate, count).is_ok());
+}
+
 #[test]
 fn many_requests_without_a_limit_are_refused_if_every_fence_fails() {
     let (deferred, streams) = deferred(Duration::MAX);
