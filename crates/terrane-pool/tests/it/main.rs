@@ -13,6 +13,7 @@ mod basics;
 mod budgets;
 mod compile_fail;
 mod conformance;
+mod failing_fences;
 mod foreign;
 mod guarded;
 mod heap;

@@ -1,31 +1,28 @@
 //! The order of streams.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use rustc_hash::FxHashMap;
 use terrane_core::{ByteCount, RegionRequest};
-use terrane_pool::{
-    Access, Fence, FenceError, FenceSource, Pool, PoolError, PoolOptions, StreamId,
-};
+use terrane_pool::{Access, Pool, PoolError, PoolOptions, StreamId};
 use terrane_testkit::simulated::SimulatedStreams;
 
 use crate::support::{Block, Counted, address};
 
-const PAGE: ByteCount = ByteCount::kib(4);
-const A: StreamId = StreamId::new(1);
-const B: StreamId = StreamId::new(2);
+pub const PAGE: ByteCount = ByteCount::kib(4);
+pub const A: StreamId = StreamId::new(1);
+pub const B: StreamId = StreamId::new(2);
 
-fn pool(options: PoolOptions) -> (Pool<Counted>, Counted, SimulatedStreams) {
+pub fn pool(options: PoolOptions) -> (Pool<Counted>, Counted, SimulatedStreams) {
     let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
     let options = PoolOptions { pending_wait: Duration::from_millis(1), ..options };
     let pool = Pool::with_fences(upstream.clone(), options, Arc::new(streams.clone())).unwrap();
     (pool, upstream, streams)
 }
 
-fn on(pool: &Pool<Counted>, stream: StreamId) -> Block {
+pub fn on(pool: &Pool<Counted>, stream: StreamId) -> Block {
     pool.allocate_on(stream, &RegionRequest::new(PAGE)).unwrap()
 }
 
@@ -165,24 +162,6 @@ fn fences_are_recorded_once_for_many_frees_and_kept() {
 }
 
 #[test]
-fn a_failing_fence_proves_nothing() {
-    let (pool, upstream, streams) = pool(PoolOptions::default());
-    let block = on(&pool, A);
-    let first = address(&block);
-    streams.submit(A, || {});
-    drop(block);
-    streams.run_all();
-    streams.fail_next(1);
-    let other = on(&pool, B);
-    assert_ne!(address(&other), first, "no fence proves that the stream has finished");
-    assert_eq!(address(&on(&pool, B)), first);
-    drop(other);
-    streams.run_all();
-    drop(pool);
-    upstream.assert_empty();
-}
-
-#[test]
 fn a_block_of_a_stream_that_never_ends_is_abandoned_rather_than_freed() {
     let (pool, upstream, streams) = pool(PoolOptions::default());
     upstream.expect_leaks(1);
@@ -193,88 +172,6 @@ fn a_block_of_a_stream_that_never_ends_is_abandoned_rather_than_freed() {
     let snapshot = pool.snapshot();
     assert_eq!((snapshot.abandoned, snapshot.live), (PAGE, ByteCount::ZERO));
     assert_eq!(upstream.bytes(), PAGE);
-}
-
-#[test]
-fn a_closing_pool_tries_again_to_record_fences() {
-    let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
-    let options = PoolOptions { pending_wait: Duration::from_secs(60), ..PoolOptions::default() };
-    let fences = Arc::new(streams.clone());
-    let pool = Pool::with_fences(upstream.clone(), options, fences).unwrap();
-    let block = on(&pool, A);
-    streams.submit(A, || {});
-    drop(block);
-    streams.run_all();
-    streams.fail_next(3);
-    pool.close();
-    assert_eq!(pool.snapshot().abandoned, ByteCount::ZERO);
-    upstream.assert_empty();
-}
-
-#[test]
-fn a_close_without_a_limit_ends_if_no_fence_can_be_recorded() {
-    let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
-    upstream.expect_leaks(1);
-    let options = PoolOptions { pending_wait: Duration::MAX, ..PoolOptions::default() };
-    let fences = Arc::new(streams.clone());
-    let pool = Pool::with_fences(upstream.clone(), options, fences).unwrap();
-    let block = on(&pool, A);
-    streams.submit(A, || {});
-    drop(block);
-    streams.fail_next(u32::MAX);
-    pool.close();
-    assert_eq!(pool.snapshot().abandoned, PAGE);
-}
-
-/// The fence is recorded before the driver fails.
-#[test]
-fn waits_without_a_limit_end_if_every_recorded_fence_fails() {
-    let (upstream, streams) = (Counted::new(PAGE), SimulatedStreams::new(3));
-    upstream.expect_leaks(1);
-    let pending_wait = Duration::MAX;
-    let options = PoolOptions { pending_wait, magazine_depth: 0, ..PoolOptions::default() };
-    let fences = Arc::new(streams.clone());
-    let pool = Pool::with_fences(upstream.clone(), options, fences).unwrap();
-    let block = on(&pool, A);
-    streams.submit(A, || {});
-    drop(block);
-    pool.reap();
-    assert_eq!(streams.fences_created(), 1);
-    streams.fail_next(u32::MAX);
-    assert!(pool.allocate_on(B, &RegionRequest::new(PAGE)).is_err());
-    pool.close();
-    assert_eq!(pool.snapshot().abandoned, PAGE);
-}
-
-/// Fences of simulated streams. The first one panics as it is made.
-#[derive(Debug)]
-struct PanicsOnce(SimulatedStreams, AtomicBool);
-
-impl FenceSource for PanicsOnce {
-    fn create(&self) -> Result<Arc<dyn Fence>, FenceError> {
-        if !self.1.swap(true, Ordering::Relaxed) {
-            std::panic::resume_unwind(Box::new("a source of a test"));
-        }
-        self.0.create()
-    }
-}
-
-#[test]
-fn a_source_that_panics_once_leaves_every_stream_a_fence_to_come() {
-    let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
-    let source = Arc::new(PanicsOnce(streams.clone(), AtomicBool::new(false)));
-    let options = PoolOptions { magazine_depth: 0, ..PoolOptions::default() };
-    let pool = Pool::with_fences(upstream.clone(), options, source).unwrap();
-    let blocks = [on(&pool, A), on(&pool, B)];
-    [A, B].into_iter().for_each(|stream| streams.submit(stream, || {}));
-    drop(blocks);
-    streams.run_all();
-    let reap = std::panic::AssertUnwindSafe(|| pool.reap());
-    assert!(std::panic::catch_unwind(reap).is_err());
-    pool.reap();
-    assert_eq!(pool.snapshot().pending, ByteCount::ZERO);
-    drop(pool);
-    upstream.assert_empty();
 }
 
 #[test]
