@@ -1,6 +1,7 @@
 //! Random steps of one thread against a model that counts blocks and bytes.
 
 use proptest::prelude::*;
+use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, Memory as _, Span};
 use terrane_pool::{Pool, PoolOptions, SizeClasses};
 
@@ -100,8 +101,23 @@ proptest! {
             prop_assert!(slabs || seen.cached.get() <= cached);
             prop_assert!(slabs || seen.classes.iter().all(|class| class.in_queue <= blocks_per_class));
         }
-        drop(pool);
+        let late = live.split_off(live.len() / 2);
         drop(live);
+        pool.clear();
+        prop_assert!(slabs || pool.snapshot().cached == ByteCount::ZERO);
+        // The limit has neither lost bytes nor wrapped: as many blocks as fit are cached again.
+        if !slabs && cached >= 512 {
+            upstream.fail_next(0);
+            upstream.set_capacity(ByteCount::gib(1));
+            // A power of two from 512 on is a class of its own.
+            let bytes = 1 << cached.min(128 << 10).ilog2();
+            let fitting = (cached / bytes).min(to_u64(blocks_per_class));
+            let allocate = |_| pool.allocate_bytes(ByteCount::new(bytes)).unwrap();
+            drop((0..fitting).map(allocate).collect::<Vec<_>>());
+            prop_assert_eq!(pool.snapshot().cached.get(), fitting * bytes);
+        }
+        drop(pool);
+        drop(late);
         upstream.assert_empty();
     }
 }
