@@ -1,6 +1,6 @@
 //! The end of a job.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use crate::completion::layers::LayerSignals;
@@ -21,6 +21,25 @@ pub(crate) trait OutcomeSink: Send + Sync {
 
     /// Publishes the result and wakes waiting threads. A second call changes nothing.
     fn publish(&self, result: Result<Report, TransferError>);
+}
+
+/// The threads that wait for a transfer, or for a layer of it.
+pub(crate) struct Waiters {
+    /// The transfer may end, and the caller's guard with it, while this value lives.
+    sink: Option<Weak<dyn OutcomeSink>>,
+    layers: Option<LayerSignals>,
+}
+
+impl Waiters {
+    /// Lets the threads poll `progress`.
+    pub(crate) fn invite(&self, progress: &Arc<dyn WaiterProgress>) {
+        if let Some(layers) = &self.layers {
+            layers.invite_waiters(progress);
+        }
+        if let Some(sink) = self.sink.as_ref().and_then(Weak::upgrade) {
+            sink.invite_waiters(progress);
+        }
+    }
 }
 
 /// The last part of a job, after the memory is released. Its drop publishes the outcome and starts
@@ -45,6 +64,11 @@ pub(crate) struct Finalizer {
 }
 
 impl Finalizer {
+    /// The threads that wait for the transfer.
+    pub(super) fn waiters(&self) -> Waiters {
+        Waiters { sink: self.sink.as_ref().map(Arc::downgrade), layers: self.layers.clone() }
+    }
+
     pub(crate) fn new(
         ticket: Ticket,
         explanation: Explanation,

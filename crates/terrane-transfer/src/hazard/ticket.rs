@@ -62,8 +62,8 @@ struct TicketInFlight {
     waits: Vec<Weak<dyn Dependent>>,
     /// Values that drop as the transfer ends.
     kept_alive: Vec<KeptAlive>,
-    /// Ends the transfer if it is cancelled before its engine gets it.
-    deferred: Option<Weak<dyn Cancel>>,
+    /// Is told of a cancellation.
+    canceller: Option<Weak<dyn Cancel>>,
 }
 
 /// A value that is only kept alive.
@@ -75,9 +75,9 @@ pub(crate) trait Dependent: Send + Sync {
     fn predecessor_ended(&self, predecessor: TransferId, succeeded: bool);
 }
 
-/// A transfer that can be ended before its engine gets it.
+/// The holder of a transfer that waits: for other transfers, or for its turn in a relay.
 pub(crate) trait Cancel: Send + Sync {
-    /// Ends the transfer, unless its engine has it.
+    /// Ends the transfer, unless it no longer waits.
     fn cancel(&self);
 }
 
@@ -98,7 +98,7 @@ impl Ticket {
             dependents: Vec::new(),
             waits: Vec::new(),
             kept_alive: Vec::new(),
-            deferred: None,
+            canceller: None,
         };
         Self(Arc::new(TicketInner {
             id: TransferId::next(),
@@ -133,7 +133,7 @@ impl Ticket {
     /// | the transfer | what happens |
     /// |---|---|
     /// | waits for others ([`Transfer::after`](crate::Transfer::after)) | ends now, with [`TransferError::Cancelled`]; nothing is copied |
-    /// | is queued in its engine | ends, with that error, when its turn comes; nothing is copied |
+    /// | is queued in its engine | ends, with that error, when its turn comes, in a relay at once; nothing is copied |
     /// | is being copied by the host, disk or device engine or a relay | ends, with that error, before the next chunk or request; those in progress complete |
     /// | is being copied by an engine that cannot stop it | continues, and ends as without the request |
     /// | has ended, or has copied all bytes | nothing |
@@ -168,10 +168,10 @@ impl Ticket {
             drop(state);
             return members.iter().for_each(Self::cancel);
         }
-        let deferred = in_flight.deferred.clone();
+        let canceller = in_flight.canceller.clone();
         drop(state);
-        if let Some(deferred) = deferred.and_then(|deferred| deferred.upgrade()) {
-            deferred.cancel();
+        if let Some(canceller) = canceller.and_then(|canceller| canceller.upgrade()) {
+            canceller.cancel();
         }
     }
 
@@ -180,10 +180,11 @@ impl Ticket {
         self.0.is_cancelled.load(Ordering::Relaxed)
     }
 
-    /// Lets a cancellation end the transfer through `deferred`, which may have dropped by then.
-    pub(crate) fn set_deferred(&self, deferred: Weak<dyn Cancel>) {
+    /// Lets a cancellation end the transfer through `canceller`, which may have dropped by then. It
+    /// replaces the former one.
+    pub(crate) fn set_canceller(&self, canceller: Weak<dyn Cancel>) {
         if let TicketState::TicketInFlight(in_flight) = &mut *lock(&self.0.state) {
-            in_flight.deferred = Some(deferred);
+            in_flight.canceller = Some(canceller);
         }
     }
 
@@ -281,9 +282,9 @@ impl Ticket {
         drop(state);
         match ended {
             // The predecessors drop with the state, so that chains of transfers do not grow.
-            TicketState::TicketInFlight(TicketInFlight { mut dependents, waits, .. }) => {
-                dependents.extend(waits.iter().filter_map(Weak::upgrade));
-                dependents
+            // Waits are notified first, because dependents may take long to start.
+            TicketState::TicketInFlight(TicketInFlight { dependents, waits, .. }) => {
+                waits.iter().filter_map(Weak::upgrade).chain(dependents).collect()
             }
             TicketState::Ended { .. } => Vec::new(),
         }

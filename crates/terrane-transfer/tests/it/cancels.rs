@@ -305,6 +305,23 @@ fn a_relay_ends_a_cancelled_transfer_that_waits_for_a_slot() {
     end_of(long).result.unwrap();
 }
 
+/// The engine of its first hop hangs, so its turn does not come.
+#[test]
+fn a_relay_ends_a_cancelled_transfer_that_waits_for_its_turn_at_once() {
+    let rig = Steered::new(&slots(8, BLOCK));
+    rig.device.hold();
+    let all: Vec<u32> = (0..8).collect();
+    let long = rig.manager.submit(rig.transfer(&all, &all), ()).unwrap();
+    // Four are at the engine, and one more waits for it.
+    until(|| rig.device.queued() == 4 && rig.relay.slots().held == 5);
+    let short = rig.manager.submit(rig.transfer(&[9], &[9]), ()).unwrap();
+    short.cancel();
+    assert!(!cancelled(&end_of(short).result.unwrap_err()));
+    drop(rig.destination.hold_for_read(&[9]).unwrap());
+    rig.device.release_all();
+    end_of(long).result.unwrap();
+}
+
 /// At any moment of the cancellation, the outcome matches the destination.
 fn check_races(manager: &TransferManager, from: &Endpoint, to: &Endpoint, all: &[u32]) {
     Pattern::new(1).fill(from).unwrap();

@@ -47,6 +47,10 @@ impl Keeping {
     pub fn take(&self) -> CopyJob {
         self.0.lock().unwrap().pop().unwrap()
     }
+
+    pub fn take_all(&self) -> Vec<CopyJob> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
 }
 
 fn ends() -> [Endpoint; 2] {

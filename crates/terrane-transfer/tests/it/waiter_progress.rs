@@ -175,15 +175,46 @@ unsafe impl CopyEngine for OnlyWaiters {
     }
 }
 
-#[test]
-fn a_thread_that_waits_for_a_relay_helps_the_engines_of_its_parts() {
-    let engine = Arc::new(OnlyWaiters::default());
+/// A relay by this engine, and a transfer of eight blocks through it.
+fn relayed(engine: &Arc<impl CopyEngine + 'static>) -> (TransferManager, Completion<()>) {
     let options = RelayOptions { slots: 4, slot_bytes: ByteCount::mib(1) };
     let pinned = HeapAllocator::pinned();
-    let relay = RelayEngine::new(engine.clone(), engine, pinned, &options).unwrap();
+    let relay = RelayEngine::new(engine.clone(), engine.clone(), pinned, &options).unwrap();
     let manager = TransferManager::new([Arc::new(relay) as _]);
     let [from, to] = [CONTIGUOUS, OUTER_FIRST].map(|kind| endpoint(config(8), kind));
     let all: Vec<u32> = (0..8).collect();
     let completion = manager.submit(Transfer::new(&from, &to).blocks(&all, &all), ()).unwrap();
+    (manager, completion)
+}
+
+#[test]
+fn a_thread_that_waits_for_a_relay_helps_the_engines_of_its_parts() {
+    let (_manager, completion) = relayed(&Arc::new(OnlyWaiters::default()));
     Waiting::of(WAITS[0], completion).end("the thread did not help");
+}
+
+/// An engine may invite threads long after it got the part.
+#[test]
+fn a_thread_that_waits_for_a_relay_sleeps_until_a_part_invites_it() {
+    let engine = Arc::new(Keeping::default());
+    let (_manager, completion) = relayed(&engine);
+    let waiting = Waiting::of(WAITS[0], completion);
+    // Both hops of one chunk: each part is kept until its turn.
+    let begun = Instant::now();
+    while !waiting.thread.is_finished() {
+        assert!(begun.elapsed() < LONG, "the invitation of a part was not passed on");
+        // The thread has spun, and sleeps.
+        thread::sleep(Duration::from_millis(5));
+        for job in engine.take_all() {
+            let part = Arc::<EndsByWaiter>::default();
+            *part.0.lock().unwrap() = Some(job);
+            let late = part.0.lock().unwrap();
+            late.as_ref().unwrap().invite_waiters(part.clone());
+            drop(late);
+            while part.0.lock().unwrap().is_some() && begun.elapsed() < LONG {
+                thread::yield_now();
+            }
+        }
+    }
+    waiting.end("the relay did not end");
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use terrane_core::{BoxedCause, ByteCount};
 
-use super::finalizer::{Finalizer, OutcomeSink};
+use super::finalizer::{Finalizer, OutcomeSink, Waiters};
 use super::quote::{Decision, ForeignDecision};
 use crate::checksums::block_sums::BlockSums;
 use crate::completion::layers::LayerSignals;
@@ -169,6 +169,11 @@ impl CopyJob {
         if let Some(sink) = &self.parts.finalizer.sink {
             sink.invite_waiters(&progress);
         }
+    }
+
+    /// The threads that wait for the transfer, for parts of this job that invite them.
+    pub(crate) fn waiters(&self) -> Waiters {
+        self.parts.finalizer.waiters()
     }
 
     /// Records the start of the copy, after any time in a queue. Later calls have no effect.

@@ -10,7 +10,8 @@ use super::step::{PartId, RelayStep};
 /// The number of one of a relay's two engines: 0 or 1.
 pub(super) type EngineNumber = usize;
 
-/// The parts that each engine is copying, and those that wait for it.
+/// The parts that each engine is copying, those that wait for it, and the transfers whose next chunk
+/// needs a slot.
 ///
 /// An engine divides its bandwidth among its jobs. With many chunks at once, all would end
 /// together: the other engine would be idle until then, and this one afterwards. So an engine has
@@ -18,10 +19,14 @@ pub(super) type EngineNumber = usize;
 #[derive(Default)]
 pub(super) struct EngineQueues {
     queues: [EngineQueue; 2],
+    /// The engine whose transfers get the next slot, if one of them needs it.
+    next: EngineNumber,
 }
 
 #[derive(Default)]
 struct EngineQueue {
+    /// The transfers, in turn, whose next chunk needs a slot and begins in this engine.
+    turns: VecDeque<u64>,
     waiting: VecDeque<PartId>,
     /// The number of waiting parts that are on their first hop.
     waiting_inwards: usize,
@@ -48,10 +53,36 @@ impl EngineQueues {
         }
     }
 
-    /// Whether a chunk on its first hop already waits for the engine. One such chunk keeps the
-    /// engine busy. More would take slots from the other hop.
-    pub(super) fn has_next(&self, number: EngineNumber) -> bool {
-        self.queues.get(number).is_none_or(|engine_number| engine_number.waiting_inwards > 0)
+    /// Puts a transfer behind the others of this engine.
+    pub(super) fn queue_turn(&mut self, number: EngineNumber, transfer: u64) {
+        if let Some(engine) = self.queues.get_mut(number) {
+            engine.turns.push_back(transfer);
+        }
+    }
+
+    /// Takes the transfer that gets the next slot, and the engine of its first hop.
+    ///
+    /// If a chunk on its first hop already waits for an engine, its transfers wait. One such chunk
+    /// keeps the engine busy. More would take slots from the other hop.
+    pub(super) fn next_turn(&mut self) -> Option<(EngineNumber, u64)> {
+        [self.next, 1 - self.next].into_iter().find_map(|number| {
+            let engine = self.queues.get_mut(number)?;
+            let transfer = engine.turns.pop_front_if(|_| engine.waiting_inwards == 0)?;
+            Some((number, transfer))
+        })
+    }
+
+    /// Records that a transfer got a slot: the next one is for the other engine.
+    pub(super) fn got_slot(&mut self, number: EngineNumber) {
+        self.next = 1 - number;
+    }
+
+    /// Returns the turn of a transfer that got no slot.
+    pub(super) fn keep_turn(&mut self, number: EngineNumber, transfer: u64) {
+        if let Some(engine) = self.queues.get_mut(number) {
+            engine.turns.push_front(transfer);
+            self.next = number;
+        }
     }
 
     /// Starts the engine's next part and returns it, if the engine has fewer than `most`.

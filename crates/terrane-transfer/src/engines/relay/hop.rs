@@ -21,7 +21,6 @@ use crate::plan::TransferPlan;
 use crate::transfer::TransferOptions;
 
 /// The receivers of a part's progress.
-#[derive(Default)]
 pub(super) struct PartProgress {
     /// The copied bytes.
     pub(super) copied: Arc<CopyProgress>,
@@ -40,7 +39,7 @@ struct PartSink {
 impl OutcomeSink for PartSink {
     /// The relay's thread is notified of the end, and does not poll.
     fn invite_waiters(&self, progress: &Arc<dyn WaiterProgress>) {
-        self.invitations.add(progress);
+        self.invitations.invite(progress);
     }
 
     fn orphaned(&self) {

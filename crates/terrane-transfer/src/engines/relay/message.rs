@@ -10,6 +10,8 @@ pub(super) enum Message {
     NewTransfer(Box<NewTransfer>),
     /// A part of a transfer has ended.
     Ended(PartEnded),
+    /// A transfer was cancelled. It may have ended.
+    Cancelled(u64),
     /// The engine has dropped. Nothing begins after this.
     Close,
 }

@@ -40,6 +40,7 @@ use bounce::BounceSlots;
 use hop::PartProgress;
 use message::{Message, NewTransfer};
 use options::NAME;
+use parts_progress::PartsProgress;
 use route::{RelayRoute, RelayShared, has_order};
 use step::{PartId, RelayFailure};
 use worker::RelayWorker;
@@ -83,7 +84,7 @@ use worker::RelayWorker;
 /// # Threads
 ///
 /// One thread, named `terrane-relay`, plans the parts and submits them to the engines; it copies no
-/// bytes itself. A thread that waits for a transfer helps the engines of its parts. It also ends the transfers, so the values that drop with one must not wait for
+/// bytes itself. It also ends the transfers, so the values that drop with one must not wait for
 /// another ([`TransferManager::submit`](crate::TransferManager::submit)). Dropping the engine lets
 /// the thread complete all submitted transfers, and joins it. A drop on an engine's thread must not
 /// join others; the thread then exits by itself.
@@ -181,7 +182,8 @@ impl RelayEngine {
         let plan = self.shared.empty_plan(route, job.plan(), part.step)?;
         let (device_order, deadline) = (job.options().device_order.clone(), job.options().deadline);
         let options = TransferOptions { device_order, deadline, ..TransferOptions::default() };
-        let progress = PartProgress::default();
+        let invitations = Arc::new(PartsProgress::new(job.waiters()));
+        let progress = PartProgress { copied: Arc::default(), invitations };
         hop::job(engine, job.claims(), plan, options, progress, part, &self.messages)
     }
 }

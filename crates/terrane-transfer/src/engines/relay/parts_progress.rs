@@ -8,13 +8,15 @@ use smallvec::SmallVec;
 use terrane_core::sync::lock;
 
 use crate::completion::waiter_progress::WaiterProgress;
+use crate::engine::finalizer::Waiters;
 
-/// The engines' invitations for the parts in flight, oldest first.
+/// The engines' invitations for the parts in flight, oldest first. Each is passed on to the threads
+/// that wait for the transfer.
 ///
 /// Without them, a thread that waits for a relayed transfer would sleep, while one that waits for a
 /// transfer of the host engine copies, and one that waits for a device polls it.
-#[derive(Default)]
 pub(super) struct PartsProgress {
+    waiters: Waiters,
     parts: Mutex<Vec<Weak<dyn WaiterProgress>>>,
 }
 
@@ -22,10 +24,19 @@ pub(super) struct PartsProgress {
 type Parts = SmallVec<[Arc<dyn WaiterProgress>; 8]>;
 
 impl PartsProgress {
-    pub(super) fn add(&self, part: &Arc<dyn WaiterProgress>) {
+    pub(super) fn new(waiters: Waiters) -> Self {
+        Self { waiters, parts: Mutex::default() }
+    }
+
+    pub(super) fn invite(self: &Arc<Self>, part: &Arc<dyn WaiterProgress>) {
+        let part = Arc::downgrade(part);
         let mut parts = lock(&self.parts);
-        parts.retain(|part| part.strong_count() > 0);
-        parts.push(Arc::downgrade(part));
+        // A part may invite again.
+        parts.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&part));
+        parts.push(part);
+        drop(parts);
+        let progress: Arc<dyn WaiterProgress> = Arc::<Self>::clone(self);
+        self.waiters.invite(&progress);
     }
 
     /// Engines are called, and their values drop, without the lock.

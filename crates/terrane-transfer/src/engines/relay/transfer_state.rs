@@ -1,7 +1,7 @@
 //! A transfer in progress: its chunks and their jobs.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use crossbeam_channel::Sender;
@@ -21,6 +21,7 @@ use super::sums::ChunkSums;
 use crate::completion::progress::CopyProgress;
 use crate::engine::job::{CopyFailure, CopyJob};
 use crate::error::TransferError;
+use crate::hazard::ticket::Cancel;
 use crate::plan::TransferPlan;
 use crate::transfer::TransferOptions;
 
@@ -50,6 +51,31 @@ pub(super) struct TransferState {
     /// The checksums of chunks, if they are requested.
     sums: Option<ChunkSums>,
     invitations: Arc<PartsProgress>,
+    _cancellation: Arc<Cancellation>,
+}
+
+/// Reports the cancellation of a transfer to the relay's thread. Without it, a transfer that waits for
+/// its turn would end there, which can take long if an engine hangs.
+pub(super) struct Cancellation {
+    transfer: u64,
+    to: Sender<Message>,
+}
+
+impl Cancellation {
+    /// Lets the ticket of the job report to `to` while the returned value lives.
+    pub(super) fn of(job: &CopyJob, transfer: u64, to: &Sender<Message>) -> Arc<Self> {
+        let reports = Arc::new(Self { transfer, to: to.clone() });
+        let canceller: Weak<Self> = Arc::downgrade(&reports);
+        job.ticket().set_canceller(canceller);
+        reports
+    }
+}
+
+impl Cancel for Cancellation {
+    fn cancel(&self) {
+        // The relay's thread may have exited, and the transfer has ended then.
+        let _ = self.to.send(Message::Cancelled(self.transfer));
+    }
 }
 
 /// A chunk and its slot.
@@ -65,7 +91,9 @@ impl TransferState {
         route: RelayRoute,
         shared: &Arc<RelayShared>,
         ordered: bool,
+        cancellation: Arc<Cancellation>,
     ) -> Self {
+        let invitations = Arc::new(PartsProgress::new(job.waiters()));
         let (sources, destinations) = in_order(job.plan());
         let to_arrive = vec![route.chunking.groups_of_blocks(); route.chunking.groups_of_layers()];
         let durability = has_durability(job.plan(), job.options()).then_some(RelayStep::Durability);
@@ -88,7 +116,8 @@ impl TransferState {
             failure: None,
             is_orphaned: false,
             sums,
-            invitations: Arc::default(),
+            invitations,
+            _cancellation: cancellation,
         }
     }
 
@@ -180,8 +209,6 @@ impl TransferState {
         job.compute_checksums(&self.named_in(part));
         self.in_flight += 1;
         hop::submit(&engine, job);
-        let invitations = Arc::clone(&self.invitations);
-        self.job.invite_waiters(invitations);
         true
     }
 

@@ -8,12 +8,12 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender};
 use rustc_hash::FxHashMap;
 
-use super::engine_queues::{EngineNumber, EngineQueues};
+use super::engine_queues::EngineQueues;
 use super::hop::guarded;
 use super::message::{Message, NewTransfer, PartEnded};
 use super::route::RelayShared;
 use super::step::{PartId, RelayStep};
-use super::transfer_state::TransferState;
+use super::transfer_state::{Cancellation, TransferState};
 use crate::checksums::Checksums;
 use crate::error::TransferError;
 use crate::hazard::notify::catch_foreign_panic;
@@ -26,10 +26,6 @@ pub(super) struct RelayWorker {
     /// Messages that were received during a recovery. They precede those of the inbox.
     backlog: VecDeque<Message>,
     transfers: FxHashMap<u64, TransferState>,
-    /// The transfers whose next chunk needs a slot, in turn, by the engine of their first hop.
-    turns: [VecDeque<u64>; 2],
-    /// The engine whose transfers take the next slot, if one of them needs it.
-    next_engine: EngineNumber,
     /// The deadlines of the transfers.
     deadlines: BTreeSet<(Instant, u64)>,
     queues: EngineQueues,
@@ -50,8 +46,6 @@ impl RelayWorker {
             outbox,
             backlog: VecDeque::new(),
             transfers: FxHashMap::default(),
-            turns: Default::default(),
-            next_engine: 0,
             deadlines: BTreeSet::new(),
             queues: EngineQueues::default(),
             is_out_of_slots: false,
@@ -102,9 +96,14 @@ impl RelayWorker {
             && deadline <= Instant::now()
         {
             self.deadlines.pop_first();
-            if self.transfers.get_mut(&transfer).is_some_and(TransferState::stops) {
-                self.finish_if_done(transfer);
-            }
+            self.end_if_stopped(transfer);
+        }
+    }
+
+    /// Fails a transfer that must stop.
+    fn end_if_stopped(&mut self, transfer: u64) {
+        if self.transfers.get_mut(&transfer).is_some_and(TransferState::stops) {
+            self.finish_if_done(transfer);
         }
     }
 
@@ -131,7 +130,6 @@ impl RelayWorker {
                 other => self.backlog.push_back(other),
             }
         }
-        self.turns = Default::default();
         self.deadlines.clear();
         self.queues = EngineQueues::default();
         for (_, active) in self.transfers.drain() {
@@ -150,6 +148,7 @@ impl RelayWorker {
         match message {
             Message::NewTransfer(begin) => self.begin(*begin),
             Message::Ended(end) => self.ended(end),
+            Message::Cancelled(transfer) => self.end_if_stopped(transfer),
             Message::Close => self.closed = true,
         }
     }
@@ -160,9 +159,12 @@ impl RelayWorker {
             Ok(route) => route,
             Err(failure) => return failure.end(job),
         };
-        let active = TransferState::new(job, route, &self.shared, ordered);
+        let cancellation = Cancellation::of(&job, transfer, &self.outbox);
+        let active = TransferState::new(job, route, &self.shared, ordered, cancellation);
         self.deadlines.extend(active.deadline().map(|deadline| (deadline, transfer)));
         self.transfers.insert(transfer, active);
+        // It may have been cancelled before.
+        self.end_if_stopped(transfer);
         if !ordered {
             self.begin_chunks(transfer);
         }
@@ -206,7 +208,7 @@ impl RelayWorker {
     fn begin_chunks(&mut self, transfer: u64) {
         let Some(active) = self.transfers.get(&transfer) else { return };
         match active.turn() {
-            Some(engine_number) => push_back(&mut self.turns, engine_number, transfer),
+            Some(engine_number) => self.queues.queue_turn(engine_number, transfer),
             None => self.finish_if_done(transfer),
         }
     }
@@ -215,12 +217,11 @@ impl RelayWorker {
     /// needs more chunks. Returns whether a chunk got a slot.
     ///
     /// A chunk needs only a slot, because engines serve all chunks in turn. So every slot returns.
-    /// A transfer waits at most once for each other transfer's turn. It ends at its turn if it was
-    /// cancelled.
+    /// A transfer waits at most once for each other transfer's turn.
     fn fill_slots(&mut self) -> bool {
         let mut has_filled = false;
         while !self.is_out_of_slots
-            && let Some((engine_number, transfer)) = self.next_turn()
+            && let Some((engine_number, transfer)) = self.queues.next_turn()
         {
             let active = self.transfers.get_mut(&transfer);
             let Some(active) = active.filter(|active| active.wants_slot()) else { continue };
@@ -244,35 +245,19 @@ impl RelayWorker {
                     continue;
                 }
                 Ok(None) | Err(_) => {
-                    if let Some(turns) = self.turns.get_mut(engine_number) {
-                        turns.push_front(transfer);
-                    }
+                    self.queues.keep_turn(engine_number, transfer);
                     self.is_out_of_slots = true;
-                    self.next_engine = engine_number;
                     return has_filled;
                 }
             };
             active.begin_chunk(transfer, chunk, slot, &mut self.queues);
+            self.queues.got_slot(engine_number);
             if active.wants_slot() {
-                push_back(&mut self.turns, engine_number, transfer);
+                self.queues.queue_turn(engine_number, transfer);
             }
             has_filled = true;
         }
         has_filled
-    }
-
-    /// Takes the transfer that gets the next slot, and the engine of its first hop. Transfers in the
-    /// two directions take turns, too.
-    fn next_turn(&mut self) -> Option<(EngineNumber, u64)> {
-        for engine_number in [self.next_engine, 1 - self.next_engine] {
-            if !self.queues.has_next(engine_number)
-                && let Some(transfer) = self.turns.get_mut(engine_number)?.pop_front()
-            {
-                self.next_engine = 1 - engine_number;
-                return Some((engine_number, transfer));
-            }
-        }
-        None
     }
 
     /// Submits waiting chunks to the engines, up to the limit of each. Returns whether there were
@@ -343,11 +328,5 @@ impl RelayWorker {
         }
         self.is_out_of_slots &= active.chunks.is_empty();
         active.end(&self.shared.bounce);
-    }
-}
-
-fn push_back(turns: &mut [VecDeque<u64>; 2], engine_number: EngineNumber, transfer: u64) {
-    if let Some(turns) = turns.get_mut(engine_number) {
-        turns.push_back(transfer);
     }
 }
