@@ -26,7 +26,7 @@ pub(crate) fn catch_foreign_panic(run: impl FnOnce()) {
 fn panics(run: impl FnOnce()) -> bool {
     let Err(value) = catch_unwind(AssertUnwindSafe(run)) else { return false };
     if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
-        // Nobody drops this value: each drop may panic with another one.
+        // This value leaks, because its drop may panic with a third one.
         let _leaks = ManuallyDrop::new(another);
     }
     true

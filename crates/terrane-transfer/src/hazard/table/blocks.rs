@@ -75,21 +75,11 @@ pub(super) fn range_of(blocks: &[u32]) -> Option<Range<u32>> {
     is_range.then_some(first..end)
 }
 
-/// The blocks in ascending order, each with its position in the list.
-pub(super) fn sorted_positions(blocks: &[u32]) -> Vec<(u32, usize)> {
-    let mut sorted: Vec<(u32, usize)> = blocks.iter().copied().zip(0..).collect();
-    sorted.sort_unstable();
-    sorted
-}
-
-/// The entries of a block in such a list.
-pub(super) fn positions_of(
-    sorted: &[(u32, usize)],
-    block: u32,
-) -> impl Iterator<Item = (u32, usize)> + '_ {
+/// The entries of a block in a list that is sorted by blocks.
+pub(super) fn entries_of<T>(sorted: &[(u32, T)], block: u32) -> impl Iterator<Item = &(u32, T)> {
     let begin = sorted.partition_point(|&(other, _)| other < block);
     let from = sorted.get(begin..).unwrap_or_default().iter();
-    from.take_while(move |&&(other, _)| other == block).copied()
+    from.take_while(move |&&(other, _)| other == block)
 }
 
 /// A block number as an index.

@@ -26,7 +26,7 @@ use crate::hazard::conflict::{Access, BlockConflict};
 use crate::hazard::ticket::{Ticket, TransferId};
 use crate::side::Side;
 use crate::sync::{Mutex, MutexGuard, lock};
-use blocks::{Blocks, overlap, positions_of, sorted_positions};
+use blocks::{Blocks, entries_of, overlap};
 use counts::BlockCounts;
 use incomplete::{Area, Incomplete};
 
@@ -211,45 +211,52 @@ const MOST_CONFLICTS: usize = 1_000;
 
 impl TableState {
     /// The conflicts of `wanted` with the claims in flight for which `counts` is true, in the order
-    /// of the wanted blocks. At [`MOST_CONFLICTS`], the search stops.
+    /// of the wanted blocks. The search stops after [`MOST_CONFLICTS`].
     ///
     /// It takes place under the lock, so each claim costs the smaller of two numbers of blocks: its
-    /// own, and that of `wanted`.
+    /// own, and those of `wanted` that are in use. `counts` may take longer, so it is called only for
+    /// claims that share blocks.
     fn conflicts(
         &mut self,
         wanted: &BlockUse<'_>,
         counts: impl Fn(&ClaimEntry) -> bool,
     ) -> Vec<BlockConflict> {
-        if self.counts.are_free(wanted.blocks, wanted.access) {
+        let access = wanted.access;
+        if self.counts.are_free(wanted.blocks, access) {
             return Vec::new();
         }
-        let side = match wanted.access {
+        let side = match access {
             Access::Read => Side::Source,
             Access::Write => Side::Destination,
         };
-        let mut sorted: Option<Vec<(u32, usize)>> = None;
-        // With the positions of the blocks in the wanted ones.
-        let mut found: Vec<(usize, BlockConflict)> = Vec::new();
+        // Each with its position in the wanted blocks.
+        let blocks = wanted.blocks.iter().copied().zip(0..);
+        let in_use = |&(block, _): &(u32, usize)| !self.counts.are_free(&[block], access);
+        let mut contended: Vec<(u32, usize)> = blocks.filter(in_use).collect();
+        contended.sort_unstable();
+        let (mut shared, mut found) = (Vec::new(), Vec::new());
         for (_, entry) in &mut self.in_flight {
             if found.len() == MOST_CONFLICTS {
                 break;
             }
-            if !entry.excludes(wanted) || !counts(entry) {
+            if !entry.excludes(wanted) {
                 continue;
             }
-            let (held, holder, wanted_access) = (entry.access, entry.holder, wanted.access);
-            let conflict = |(block, position)| {
-                (position, BlockConflict { side, block, wanted: wanted_access, held, holder })
-            };
             let left = MOST_CONFLICTS - found.len();
-            if wanted.blocks.len() <= entry.blocks.len() {
-                let blocks = wanted.blocks.iter().copied().zip(0..);
-                let shared = blocks.filter(|&(block, _)| entry.blocks.has(block));
-                found.extend(shared.map(conflict).take(left));
+            shared.clear();
+            if contended.len() <= entry.blocks.len() {
+                let blocks = contended.iter().filter(|&&(block, _)| entry.blocks.has(block));
+                shared.extend(blocks.take(left));
             } else {
-                let sorted = sorted.get_or_insert_with(|| sorted_positions(wanted.blocks));
-                let shared = entry.blocks.distinct().flat_map(|block| positions_of(sorted, block));
-                found.extend(shared.map(conflict).take(left));
+                let blocks = entry.blocks.distinct();
+                shared.extend(blocks.flat_map(|block| entries_of(&contended, block)).take(left));
+            }
+            if !shared.is_empty() && counts(entry) {
+                let (held, holder) = (entry.access, entry.holder);
+                let conflict = |&(block, position): &(u32, usize)| {
+                    (position, BlockConflict { side, block, wanted: access, held, holder })
+                };
+                found.extend(shared.iter().map(conflict));
             }
         }
         found.sort_by_key(|&(position, _)| position);
