@@ -11,10 +11,10 @@ use std::time::Duration;
 use terrane_core::{Allocate, ByteCount, Location, Memory, RegionRequest};
 use terrane_pool::adaptors::{Guard, Inspect, LiveBlocks, Tags, Trace, TraceSink};
 use terrane_pool::{Access, Fence, FenceError, FenceSource, Pool, PoolOptions, StreamId};
+use terrane_testkit::events::AtEvents;
 use terrane_testkit::simulated::{Simulated, SimulatedOptions, SimulatedStreams};
-use tracing::span::{Attributes, Id, Record};
+use tracing::Subscriber;
 use tracing::subscriber::with_default;
-use tracing::{Event, Metadata, Subscriber};
 
 use crate::heap::Heap;
 use crate::support::{Block, Counted, comes_true};
@@ -70,23 +70,9 @@ fn a_closed_pool_that_holds_a_block_of_the_pool_a_thread_settles_in_is_dropped_w
     });
 }
 
-/// A subscriber that queries an object at each event.
-struct Curious(Box<dyn Fn() + Send + Sync>);
-
-impl Subscriber for Curious {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("terrane_pool")
-    }
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn event(&self, _: &Event<'_>) {
-        (self.0)();
-    }
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
+/// Calls `query` at each event of a pool.
+fn at_events(query: impl Fn() + Send + Sync + 'static) -> impl Subscriber + Send + Sync {
+    AtEvents::of("terrane_pool", move |_| query())
 }
 
 #[test]
@@ -99,7 +85,7 @@ fn a_subscriber_may_use_the_pool() {
         let pool = Arc::new(Pool::with_fences(upstream, options, fences).unwrap());
         let weak = Arc::downgrade(&pool);
         let query = move || weak.upgrade().map_or((), |pool| drop(pool.snapshot()));
-        with_default(Curious(Box::new(query)), || {
+        with_default(at_events(query), || {
             for failures in 1..8 {
                 streams.submit(A, || {});
                 park(&pool);
@@ -121,7 +107,7 @@ fn a_subscriber_may_ask_the_guard_what_it_has_found() {
     ends(|| {
         let guard = Guard::new(Heap::new(ByteCount::mib(1)));
         let log = guard.log().clone();
-        with_default(Curious(Box::new(move || drop(log.violations()))), || {
+        with_default(at_events(move || drop(log.violations())), || {
             let block = guard.allocate(&request()).unwrap();
             let Location::Host(address) = block.location() else { panic!("the host's") };
             // SAFETY: the byte before the block is the guard's canary.

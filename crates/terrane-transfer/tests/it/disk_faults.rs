@@ -21,7 +21,7 @@ use terrane_testkit::process::{forbid_to_all_threads, in_child};
 use terrane_transfer::engines::{DiskEngine, DiskEngineOptions};
 use terrane_transfer::{Endpoint, Outcome, Transfer, TransferError, TransferManager};
 
-use crate::foreign::PanicsAtErrors;
+use crate::foreign::panics_at_errors;
 use crate::limits::limit_file_size;
 use crate::support::*;
 
@@ -331,7 +331,7 @@ fn transfers_end_when_a_late_sandbox_forbids_io_uring() {
     let test = "disk_faults::transfers_end_when_a_late_sandbox_forbids_io_uring";
     in_child(test, || {
         // A subscriber that panics changes nothing.
-        tracing::subscriber::set_global_default(PanicsAtErrors).unwrap();
+        tracing::subscriber::set_global_default(panics_at_errors()).unwrap();
         let [manager, _] = managers();
         let directory = tempfile::tempdir().unwrap();
         let (host, file) =

@@ -15,14 +15,14 @@ use terrane_core::{
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::engine::Fault;
+use terrane_testkit::events::AtEvents;
 use terrane_testkit::memory::{HeapAllocator, HeapMemory};
 use terrane_transfer::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
 use terrane_transfer::{
     Completion, CompletionFuture, CopyEngine, Endpoint, Hold, TicketEnd, Transfer, TransferError,
     TransferManager,
 };
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::{Level, Subscriber};
 
 use crate::support::*;
 
@@ -116,28 +116,10 @@ fn all_dependents_are_notified_of_an_end_although_one_panics() {
 }
 
 /// A subscriber that panics at each error.
-pub struct PanicsAtErrors;
-
-impl Subscriber for PanicsAtErrors {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::ERROR
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, _: &Event<'_>) {
-        panic!("expected: a subscriber that panics");
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
+pub fn panics_at_errors() -> impl Subscriber + Send + Sync {
+    AtEvents::any(|event| {
+        assert_ne!(*event.metadata().level(), Level::ERROR, "expected: a subscriber that panics");
+    })
 }
 
 /// A guard that panics with a value whose drop panics as well.
@@ -164,7 +146,7 @@ fn transfers_run_after_one_although_the_subscriber_panics() {
     let waker = Waker::from(Arc::new(PanicsOnWake));
     assert!(waits.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     let last = rig.manager.submit(rig.transfer(&[2], &[2]).after(&gate.ticket()), ()).unwrap();
-    tracing::subscriber::with_default(PanicsAtErrors, || {
+    tracing::subscriber::with_default(panics_at_errors(), || {
         ticket.cancel();
         drop(gate);
     });

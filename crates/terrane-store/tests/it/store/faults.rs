@@ -17,12 +17,12 @@ use terrane_store::{
     BlockResult, CompletionQueue, JobOptions, KeyName, Presence, Store, StoreError, StoreEventKind,
     TierId, Why, WritePolicy, tools,
 };
+use terrane_testkit::events::AtEvents;
 use terrane_testkit::mounted::tmpfs;
 use terrane_testkit::needs::or_skipped;
 use terrane_testkit::process::in_child;
 use terrane_testkit::random::Seeded;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::{Event, Level};
 
 use super::harness::{
     assert_at_rest, builder, disk, found, get, key, keys, open, put, put_ok, soon, submit_put,
@@ -359,37 +359,19 @@ fn a_journal_without_space_costs_no_block() {
     });
 }
 
-/// Uses the store in each of its warnings.
-struct UsesStore;
-
 /// The store, and the warnings while it was there.
 static WARNED: (OnceLock<Store>, AtomicUsize) = (OnceLock::new(), AtomicUsize::new(0));
 
-impl Subscriber for UsesStore {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN
+/// Uses the store in each of its warnings.
+fn use_store(event: &Event<'_>) {
+    if *event.metadata().level() <= Level::WARN
+        && let Some(store) = WARNED.0.get()
+    {
+        assert!(store.snapshot().tiers[0].read_only.is_some());
+        store.resize(TierId::new(0), ByteCount::new(8 * 8192)).unwrap();
+        assert!(!put(store, &keys(500..501), BLOCK).is_ok());
+        WARNED.1.fetch_add(1, Ordering::SeqCst);
     }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, _: &Event<'_>) {
-        if let Some(store) = WARNED.0.get() {
-            assert!(store.snapshot().tiers[0].read_only.is_some());
-            store.resize(TierId::new(0), ByteCount::new(8 * 8192)).unwrap();
-            assert!(!put(store, &keys(500..501), BLOCK).is_ok());
-            WARNED.1.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
 }
 
 #[test]
@@ -405,7 +387,7 @@ fn a_subscriber_may_use_the_store_when_its_disk_tier_becomes_read_only() {
         unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
         // SAFETY: the limit outlives the call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-        tracing::subscriber::set_global_default(UsesStore).unwrap();
+        tracing::subscriber::set_global_default(AtEvents::any(use_store)).unwrap();
         assert!(WARNED.0.set(store.clone()).is_ok());
         let long = |number: usize| [vec![7; 60_000], key(number)].concat();
         let failed = (0..100).find(|&number| !put(&store, &[long(number)], BLOCK).is_ok());
