@@ -58,8 +58,8 @@ pub enum StagingError {
     ParametersTaken,
     /// The entry belongs to another table or to the other direction.
     #[error(
-        "entry {index} is not an output of this table, which has {entries} entries; name an output \
-         of this table"
+        "entry {index} is not an output of this table, which has {entries} entries; pass an entry \
+         that the table returned for an output"
     )]
     NoSuchOutput {
         /// The entry.
