@@ -8,7 +8,7 @@ use terrane_core::{ByteCount, RegionRequest};
 use terrane_pool::{Fence, FenceError, FenceSource, Pool, PoolOptions};
 use terrane_testkit::simulated::SimulatedStreams;
 
-use crate::streams::{A, B, PAGE, on, pool};
+use crate::streams::{A, B, PAGE, on, pool, waiting_pool};
 use crate::support::{Counted, address};
 
 #[test]
@@ -31,10 +31,9 @@ fn a_failing_fence_proves_nothing() {
 
 #[test]
 fn a_closing_pool_tries_again_to_record_fences() {
-    let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
-    let options = PoolOptions { pending_wait: Duration::from_secs(60), ..PoolOptions::default() };
-    let fences = Arc::new(streams.clone());
-    let pool = Pool::with_fences(upstream.clone(), options, fences).unwrap();
+    let pending_wait = Duration::from_secs(60);
+    let (pool, upstream, streams) =
+        waiting_pool(PoolOptions { pending_wait, ..PoolOptions::default() });
     let block = on(&pool, A);
     streams.submit(A, || {});
     drop(block);
@@ -47,11 +46,10 @@ fn a_closing_pool_tries_again_to_record_fences() {
 
 #[test]
 fn a_close_without_a_limit_ends_if_no_fence_can_be_recorded() {
-    let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
+    let pending_wait = Duration::MAX;
+    let (pool, upstream, streams) =
+        waiting_pool(PoolOptions { pending_wait, ..PoolOptions::default() });
     upstream.expect_leaks(1);
-    let options = PoolOptions { pending_wait: Duration::MAX, ..PoolOptions::default() };
-    let fences = Arc::new(streams.clone());
-    let pool = Pool::with_fences(upstream.clone(), options, fences).unwrap();
     let block = on(&pool, A);
     streams.submit(A, || {});
     drop(block);

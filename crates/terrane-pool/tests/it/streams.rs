@@ -16,8 +16,12 @@ pub const A: StreamId = StreamId::new(1);
 pub const B: StreamId = StreamId::new(2);
 
 pub fn pool(options: PoolOptions) -> (Pool<Counted>, Counted, SimulatedStreams) {
+    waiting_pool(PoolOptions { pending_wait: Duration::from_millis(1), ..options })
+}
+
+/// The same, with the waits of the options.
+pub fn waiting_pool(options: PoolOptions) -> (Pool<Counted>, Counted, SimulatedStreams) {
     let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
-    let options = PoolOptions { pending_wait: Duration::from_millis(1), ..options };
     let pool = Pool::with_fences(upstream.clone(), options, Arc::new(streams.clone())).unwrap();
     (pool, upstream, streams)
 }
@@ -189,11 +193,9 @@ fn a_late_release_has_a_wait_of_its_own() {
 /// stream after the close. Returns the abandoned bytes and the live bytes of the upstream. `None`
 /// if the wait of the release was too short.
 fn release_late(wait: Duration) -> Option<(ByteCount, ByteCount)> {
-    let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
+    let (pool, upstream, streams) =
+        waiting_pool(PoolOptions { pending_wait: wait, ..PoolOptions::default() });
     upstream.expect_leaks(2);
-    let options = PoolOptions { pending_wait: wait, ..PoolOptions::default() };
-    let fences = Arc::new(streams.clone());
-    let pool = Pool::with_fences(upstream.clone(), options, fences).unwrap();
     let (endless, late) = (on(&pool, A), on(&pool, B));
     streams.submit(A, || {});
     streams.submit(B, || {});
@@ -225,11 +227,10 @@ fn a_late_release_on_a_stream_waits_for_it() {
 
 #[test]
 fn requests_during_a_close_free_no_block_in_use() {
-    let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
     // The close is still waiting during the request.
-    let options = PoolOptions { pending_wait: Duration::from_secs(60), ..PoolOptions::default() };
-    let fences = Arc::new(streams.clone());
-    let pool = Pool::with_fences(upstream.clone(), options, fences).unwrap();
+    let pending_wait = Duration::from_secs(60);
+    let (pool, upstream, streams) =
+        waiting_pool(PoolOptions { pending_wait, ..PoolOptions::default() });
     let block = on(&pool, A);
     streams.submit(A, || {});
     drop(block);

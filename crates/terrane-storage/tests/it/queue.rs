@@ -172,15 +172,19 @@ fn cancelled_requests_never_reach_a_busy_worker() {
     assert!((0..100).any(|_| cancel_behind_a_busy_worker() > 0), "nothing was ever cancelled");
 }
 
-/// Cancels the last 8 of 32 requests. Returns the number of those that were cancelled in time.
-fn cancel_behind_a_busy_worker() -> u64 {
+fn with_one_worker() -> IoQueue {
     let options = IoQueueOptions {
         depth: 32,
         backend: IoBackend::Threads,
         threads: 1,
         ..IoQueueOptions::default()
     };
-    let mut queue = IoQueue::new(&options).unwrap();
+    IoQueue::new(&options).unwrap()
+}
+
+/// Cancels the last 8 of 32 requests. Returns the number of those that were cancelled in time.
+fn cancel_behind_a_busy_worker() -> u64 {
+    let mut queue = with_one_worker();
     let file = tempfile::tempfile().unwrap();
     let mut bytes = vec![2_u8; 4 << 20];
     let pieces = [buffer(&mut bytes)];
@@ -222,13 +226,7 @@ fn a_request_that_no_worker_has_taken_ends_at_its_deadline_or_cancellation() {
 /// Ends the last of 24 requests before a worker takes it, by a deadline or a cancellation. Returns
 /// its place among the completions.
 fn end_behind_a_busy_worker(is_cancelled: bool) -> usize {
-    let options = IoQueueOptions {
-        depth: 32,
-        backend: IoBackend::Threads,
-        threads: 1,
-        ..IoQueueOptions::default()
-    };
-    let mut queue = IoQueue::new(&options).unwrap();
+    let mut queue = with_one_worker();
     let file = tempfile::tempfile().unwrap();
     let mut bytes = vec![2_u8; 4 << 20];
     let pieces = [buffer(&mut bytes)];

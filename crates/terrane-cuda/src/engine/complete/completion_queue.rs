@@ -188,11 +188,7 @@ impl CompletionQueue {
                 let attends = !queue.is_attended && (queue.idle == 0 || task.is_short());
                 queue.is_attended |= attends;
                 // A thread that sleeps for a long task polls none of the others.
-                let is_awaited = !queue.is_attended && queue.idle > 0 && !queue.tasks.is_empty();
-                drop(queue);
-                if is_awaited {
-                    self.changed.notify_one();
-                }
+                self.wake_for_the_rest(queue);
                 return Some((task, attends));
             }
             if queue.senders == 0 {
@@ -267,11 +263,7 @@ impl CompletionQueue {
         let mut queue = self.queue();
         queue.is_attended = false;
         // Foreign code may wait for one of the other tasks, which no thread was woken for.
-        let is_awaited = queue.idle > 0 && !queue.tasks.is_empty();
-        drop(queue);
-        if is_awaited {
-            self.changed.notify_one();
-        }
+        self.wake_for_the_rest(queue);
         let remaining_task = guarded(|| task.check(&self.orphans)).flatten();
         if remaining_task.is_none() {
             self.clean_up();
@@ -283,6 +275,15 @@ impl CompletionQueue {
         }
         queue.is_attended = true;
         remaining_task.map_or(TaskState::Done, TaskState::Waits)
+    }
+
+    /// Wakes a free thread if tasks are left that no thread polls.
+    fn wake_for_the_rest(&self, queue: MutexGuard<'_, Queue>) {
+        let is_awaited = !queue.is_attended && queue.idle > 0 && !queue.tasks.is_empty();
+        drop(queue);
+        if is_awaited {
+            self.changed.notify_one();
+        }
     }
 
     /// Does the work that must run neither on a caller's thread nor on the attendant.
