@@ -8,6 +8,7 @@ MODULES = {
             "ScheduleEndContext", "OffloadingEvent", "ReqContext", "OffloadingManager",
             "OffloadingSpec", "OffloadingKVEventsConfig", "make_offload_key",
         ],
+        "vllm.v1.kv_offload.cpu.manager": ["CPUOffloadingManager"],
         "vllm.v1.kv_offload.config": [
             "OffloadingGroupConfig", "OffloadingModelConfig", "OffloadingCacheConfig",
             "OffloadingParallelConfig", "OffloadingConfig",
@@ -38,6 +39,9 @@ MODULES = {
         "sglang.srt.mem_cache.storage.backend_factory": ["StorageBackendFactory"],
     },
 }
+
+# Classes whose attributes are recorded as well, because Terrane reads them.
+ATTRIBUTES = {"CPUOffloadingManager"}
 
 # Expressions in these files whose value is one of Terrane's objects: (receiver, Terrane's class). A receiver is the
 # text before the call's last dot, or the called name itself.

@@ -19,7 +19,7 @@ import urllib.parse
 import urllib.request
 import zipfile
 
-from engines import CALLS, MODULES
+from engines import ATTRIBUTES, CALLS, MODULES
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -138,7 +138,18 @@ def klass(node):
                 described["fields"].append([statement.target.id, kind, default])
         elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             described["fields"].append([statement.targets[0].id, None, constant(statement.value)])
+    if node.name in ATTRIBUTES:
+        described["attributes"] = attributes(node)
     return described
+
+
+def attributes(node):
+    """The attributes of `self` that the constructor assigns."""
+    constructor = next(it for it in node.body if getattr(it, "name", None) == "__init__")
+    targets = (it.targets if isinstance(it, ast.Assign) else [it.target] for it in ast.walk(constructor)
+               if isinstance(it, (ast.Assign, ast.AnnAssign)))
+    names = {target.attr for some in targets for target in some if isinstance(target, ast.Attribute)}
+    return sorted(names)
 
 
 def interfaces(archive, engine):

@@ -41,8 +41,8 @@ const AXES: [(&str, KvAxis); 8] = [
 /// - `tensors`: one for each layer, with the same shape; any object with `__dlpack__` (PyTorch, NumPy, JAX, …). With
 ///   `apart`, K and V of each layer are separate tensors: K0, V0, K1, V1, …
 /// - `axes`: the meaning of each dimension: "outer" (K and V), "block", "token" (of a block), "slot" (tokens of all blocks),
-///   "head", "dim", "row" (all heads of a token), "one". vLLM: "outer block token head dim". SGLang: "slot head dim" with
-///   `apart`.
+///   "head", "dim", "row" (all heads of a token), "one". vLLM: "block head token dim", where "dim" is K and then V of a
+///   token. Older releases of vLLM: "outer block token head dim". SGLang: "slot head dim" with `apart`.
 /// - `page_size`: the tokens of a block; needed with "slot".
 ///
 /// Pass it to a store as a group: `Store(…, groups=[("kv", cache)])`.

@@ -66,6 +66,11 @@ pub(crate) fn submission(
     blocks: Option<&Blocks>,
 ) -> PyResult<Submission> {
     let choices = choices(keywords)?;
+    if blocks.is_none() && choices.stream.is_some() {
+        return Err(PyTypeError::new_err(
+            "a job without blocks of the caller follows no stream; leave out stream=",
+        ));
+    }
     let mut options = JobOptions::new()
         .group(choices.group)
         .priority(priority(&choices.priority)?)

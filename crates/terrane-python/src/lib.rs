@@ -47,7 +47,7 @@ mod _native {
     #[pymodule_export]
     use super::memory::{Blocks, Region};
     #[pymodule_export]
-    use super::outcome::{Completion, Outcome};
+    use super::outcome::{Job, Outcome};
     #[pymodule_export]
     use super::queue::CompletionQueue;
     #[pymodule_export]

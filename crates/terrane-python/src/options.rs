@@ -12,26 +12,43 @@ pub(crate) enum BlockShape<'py> {
     Cache(Bound<'py, KvCache>),
 }
 
-/// Parses the groups: pairs of a name and the blocks.
-pub(crate) fn groups<'py>(value: &Bound<'py, PyAny>) -> PyResult<Vec<(String, BlockShape<'py>)>> {
-    value.try_iter()?.map(|group| pair(&group?)).collect()
+/// A group: its name, its blocks and its weight.
+pub(crate) struct Group<'py> {
+    pub(crate) name: String,
+    pub(crate) blocks: BlockShape<'py>,
+    pub(crate) weight: u32,
 }
 
-fn pair<'py>(group: &Bound<'py, PyAny>) -> PyResult<(String, BlockShape<'py>)> {
-    let Ok((name, blocks)) = group.extract::<(String, Bound<'py, PyAny>)>() else {
+/// Parses the groups.
+pub(crate) fn groups<'py>(value: &Bound<'py, PyAny>) -> PyResult<Vec<Group<'py>>> {
+    value.try_iter()?.map(|group| parse(&group?)).collect()
+}
+
+fn parse<'py>(group: &Bound<'py, PyAny>) -> PyResult<Group<'py>> {
+    let with_weight = group.extract::<(String, Bound<'py, PyAny>, u32)>();
+    let without = || group.extract::<(String, Bound<'py, PyAny>)>();
+    let Ok((name, blocks, weight)) =
+        with_weight.or_else(|_| without().map(|(name, blocks)| (name, blocks, 1)))
+    else {
         return Err(PyTypeError::new_err(format!(
-            "the group {group:?} is not valid; pass a name and the bytes of its largest block, such as (\"kv\", 1 << 20)"
+            "the group {group:?} is not valid; pass a name, the bytes of its largest block, and optionally a weight, \
+             such as (\"kv\", 1 << 20)"
         )));
     };
+    let blocks = shape(&name, &blocks)?;
+    Ok(Group { name, blocks, weight })
+}
+
+fn shape<'py>(name: &str, blocks: &Bound<'py, PyAny>) -> PyResult<BlockShape<'py>> {
     if let Ok(cache) = blocks.cast::<KvCache>() {
-        return Ok((name, BlockShape::Cache(cache.clone())));
+        return Ok(BlockShape::Cache(cache.clone()));
     }
     let bytes = blocks.extract::<u32>().map_err(|_| {
         PyValueError::new_err(format!(
             "blocks of {blocks:?} in the group {name:?} are not valid; pass the bytes of the largest block, less than 2^32, or a KvCache"
         ))
     })?;
-    Ok((name, BlockShape::Bytes(bytes)))
+    Ok(BlockShape::Bytes(bytes))
 }
 
 /// Parses a number of bytes.

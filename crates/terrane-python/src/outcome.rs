@@ -8,7 +8,9 @@ use pyo3::exceptions::{PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use terrane_core::OwnerProcess;
 use terrane_core::sync::lock;
-use terrane_store::{BlockResult, CompletionQueue as NativeQueue, Job, JobOutcome, Priority};
+use terrane_store::{
+    BlockResult, CompletionQueue as NativeQueue, Job as NativeJob, JobOutcome, Priority,
+};
 
 use crate::errors::{self, ForkedError, StoreError};
 use crate::memory::release_ended;
@@ -101,8 +103,8 @@ impl Outcome {
 
 /// A job in flight. Wait for it, poll it, or `await` it. Dropping it does not cancel the job.
 #[pyclass(frozen, module = "terrane_kv")]
-pub(crate) struct Completion {
-    job: Mutex<Option<Job>>,
+pub(crate) struct Job {
+    job: Mutex<Option<NativeJob>>,
     /// The queue of this job alone. `None` if the caller passed a queue.
     queue: Option<NativeQueue<JobOutcome>>,
     outcome: OnceLock<Py<Outcome>>,
@@ -112,8 +114,8 @@ pub(crate) struct Completion {
     owner: OwnerProcess,
 }
 
-impl Completion {
-    pub(crate) fn new(job: Job, queue: Option<NativeQueue<JobOutcome>>) -> Self {
+impl Job {
+    pub(crate) fn new(job: NativeJob, queue: Option<NativeQueue<JobOutcome>>) -> Self {
         let owner = OwnerProcess::current();
         let (job, callbacks) = (Mutex::new(Some(job)), Mutex::new(Vec::new()));
         Self { job, queue, outcome: OnceLock::new(), callbacks, owner }
@@ -146,7 +148,7 @@ impl Completion {
 }
 
 #[pymethods]
-impl Completion {
+impl Job {
     /// Waits for the end, and returns the `Outcome`. The GIL is released meanwhile.
     ///
     /// Raises `TimeoutError` after `timeout` seconds, and `StoreError` if the job has a queue.

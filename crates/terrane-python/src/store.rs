@@ -25,8 +25,8 @@ use crate::manager::Manager;
 use crate::memory::{Blocks, release_ended};
 use crate::numbers::moment;
 use crate::open::{OpenStore, PATIENCE};
-use crate::options::{self, BlockShape, Write};
-use crate::outcome::Completion;
+use crate::options::{self, BlockShape, Group, Write};
+use crate::outcome::Job;
 use crate::snapshot;
 use crate::tier::Tier;
 
@@ -36,8 +36,9 @@ use crate::tier::Tier;
 /// absent, and never returned with wrong bytes. One process at a time owns the directory.
 ///
 /// - `directory`: created if it does not exist. The store creates a folder named `namespace` in it.
-/// - `capacity`: bytes on disk, in equal parts for all groups. Blocks are evicted to stay within it.
-/// - `groups`: pairs of a name and the largest block in bytes, or a `KvCache` whose blocks are stored.
+/// - `capacity`: bytes on disk, which the store reserves when it is opened. Blocks are evicted to stay within it.
+/// - `groups`: tuples of a name, the largest block in bytes or a `KvCache` whose blocks are stored, and optionally a
+///   weight. A group's share of each tier is its weight (1 by default) divided by the sum of all weights.
 /// - `namespace`, `fields`: the values on which the blocks depend, such as model and revision. A folder with other
 ///   fields is refused with `NamespaceError`.
 /// - `persistent`: False empties the store when it is opened.
@@ -74,7 +75,7 @@ impl Store {
         py: Python<'_>,
         directory: PathBuf,
         #[pyo3(from_py_with = options::bytes)] capacity: u64,
-        #[pyo3(from_py_with = options::groups)] groups: Vec<(String, BlockShape<'_>)>,
+        #[pyo3(from_py_with = options::groups)] groups: Vec<Group<'_>>,
         namespace: String,
         fields: Option<BTreeMap<String, String>>,
         persistent: bool,
@@ -96,16 +97,17 @@ impl Store {
             .write_policy(write.policy()?)
             .keep_keys(keep_keys);
         let mut contexts: Vec<Context> = Vec::new();
-        for (name, shape) in groups {
-            if let BlockShape::Cache(cache) = &shape {
+        for Group { name, blocks, weight } in groups {
+            if let BlockShape::Cache(cache) = &blocks {
                 contexts.extend(cache.get().context().cloned());
             }
-            builder = builder.group(match shape {
+            let group = match blocks {
                 BlockShape::Bytes(bytes) => BlockGroup::new(name, bytes),
                 BlockShape::Cache(cache) => {
                     BlockGroup::of_layout(name, cache.get().endpoint().layout())
                 }
-            });
+            };
+            builder = builder.group(group.weight(weight));
         }
         if !contexts.is_empty() && tiers.is_empty() && host_bytes == 0 {
             return Err(PyValueError::new_err(
@@ -171,7 +173,7 @@ impl Store {
         keys: &Bound<'_, PyAny>,
         blocks: &Bound<'_, PyAny>,
         options: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Completion> {
+    ) -> PyResult<Job> {
         let py = keys.py();
         let (keys, blocks) = (Keys::of(keys)?, Blocks::from_argument(blocks)?);
         let blocks = blocks.get();
@@ -182,7 +184,7 @@ impl Store {
         let job = py.detach(|| store.put(&keys.slices(), source, options, kept));
         let job = job.map_err(|refused| errors::exception(&refused.cause));
         release_ended(py);
-        Ok(Completion::new(job?, own))
+        Ok(Job::new(job?, own))
     }
 
     /// Reads blocks into memory: one for each key, as writable `Blocks` or a list of writable buffers. The
@@ -197,7 +199,7 @@ impl Store {
         keys: &Bound<'_, PyAny>,
         blocks: &Bound<'_, PyAny>,
         options: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Completion> {
+    ) -> PyResult<Job> {
         let py = keys.py();
         let (keys, blocks) = (Keys::of(keys)?, Blocks::from_argument(blocks)?);
         let blocks = blocks.get();
@@ -209,7 +211,7 @@ impl Store {
         let job = py.detach(|| store.get(&keys.slices(), destination, options, kept));
         let job = job.map_err(|refused| errors::exception(&refused.cause));
         release_ended(py);
-        Ok(Completion::new(job?, own))
+        Ok(Job::new(job?, own))
     }
 
     /// Copies blocks to the fastest memory tier, so that a later get reads them from there.
@@ -218,13 +220,13 @@ impl Store {
         &self,
         keys: &Bound<'_, PyAny>,
         options: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Completion> {
+    ) -> PyResult<Job> {
         let py = keys.py();
         let keys = Keys::of(keys)?;
         let Submission { options, own } = submission(py, options, None)?;
         let store = self.native()?;
         let job = py.detach(|| store.promote(&keys.slices(), TierId::new(0), options));
-        Ok(Completion::new(job.map_err(|error| errors::exception(&error))?, own))
+        Ok(Job::new(job.map_err(|error| errors::exception(&error))?, own))
     }
 
     /// Removes keys. They are absent when this returns. The job ends when the removal survives a restart.
@@ -233,13 +235,13 @@ impl Store {
         &self,
         keys: &Bound<'_, PyAny>,
         options: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Completion> {
+    ) -> PyResult<Job> {
         let py = keys.py();
         let keys = Keys::of(keys)?;
         let Submission { options, own } = submission(py, options, None)?;
         let store = self.native()?;
         let job = py.detach(|| store.remove_with(&keys.slices(), options));
-        Ok(Completion::new(job.map_err(|error| errors::exception(&error))?, own))
+        Ok(Job::new(job.map_err(|error| errors::exception(&error))?, own))
     }
 
     /// The state of one key: 0 absent, 1 being written, 2 ready, 3 ready and being copied to a faster tier.

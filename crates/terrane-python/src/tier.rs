@@ -26,14 +26,14 @@ enum TierMemory {
 
 #[pymethods]
 impl Tier {
-    /// A tier with this many bytes of system memory, in equal parts for all groups.
+    /// A tier with this many bytes of system memory, which the groups share by weight.
     #[staticmethod]
     #[pyo3(signature = (capacity, *, name = String::from("host")))]
     fn system(capacity: u64, name: String) -> Self {
         Self { name, memory: TierMemory::System(ByteCount::new(capacity)) }
     }
 
-    /// A tier with this many bytes of memory that is pinned for a CUDA device, in equal parts for all groups.
+    /// A tier with this many bytes of memory that is pinned for a CUDA device. The groups share it by weight.
     #[staticmethod]
     #[pyo3(signature = (capacity, *, device = 0, name = String::from("pinned")))]
     fn pinned(capacity: u64, device: u32, name: String) -> Self {

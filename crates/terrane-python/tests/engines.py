@@ -53,6 +53,8 @@ class ManagerBase:
         result = sys.modules["vllm.v1.kv_offload.base"].LookupResult
         if self.primary_tier.holds(key):
             return result.HIT
+        if self.primary_tier.is_loading(key):
+            return result.HIT_PENDING
         if self.secondary_tiers[0].lookup(key, req_context) is not result.HIT:
             return result.MISS
         promoted = self._initiate_promotion(0, key, req_context)
@@ -65,6 +67,9 @@ class ManagerBase:
         pass
 
     def on_request_finished(self, req_context, *, exclude_tier_idx=None):
+        pass
+
+    def reset_cache(self):
         pass
 
 

@@ -1,6 +1,7 @@
 """The adapters with the calls of their engines, for the three newest releases of each engine."""
 
 import importlib.metadata
+import io
 import logging
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 import adapters
 import terrane_kv
 from adapters import BLOCK, Lmcache, Vllm
-from engines import RELEASES, installed, releases
+from engines import RELEASES, installed, releases, tables
 
 
 @pytest.fixture(params=RELEASES, ids=lambda release: "-".join(release))
@@ -157,17 +158,27 @@ def test_a_random_seed_of_python_is_none_for_lmcache(stated, monkeypatch):
     monkeypatch.setenv("PYTHONHASHSEED", stated)
     assert not keys.lmcache("builtin").is_reproducible and keys.lmcache().is_reproducible
     monkeypatch.setenv("PYTHONHASHSEED", "7")
-    assert keys.lmcache("builtin").seed == "7"
+    # Older versions hash None by its address.
+    assert keys.lmcache("builtin").seed == ("7" if sys.version_info >= (3, 12) else "random")
+    assert keys.lmcache("sha256_cbor").seed == "7"
 
 
 class Primary:
     """Host memory with free space for some chunks."""
 
+    _num_chunks, _num_evictable_cache_chunks = 100, 0
+
     def __init__(self, room):
         self.room, self.chunks = room, set()
 
+    def _get_num_free_chunks(self):
+        return self.room
+
     def holds(self, key):
         return key in self.chunks
+
+    def is_loading(self, key):
+        return False
 
     def take_room(self, key):
         if self.room <= 0:
@@ -223,6 +234,97 @@ def test_a_request_that_was_scheduled_or_preempted_waits_for_room_again(version,
         primary.room = 1
         assert lookup() == "HIT_PENDING"
         made.close()
+
+
+class Evicting:
+    """Host memory that evicts the chunk which was used least recently, as vLLM's does."""
+
+    def __init__(self, chunks):
+        self._num_chunks, self.ready, self.loading, self.loads = chunks, {}, [], 0
+
+    @property
+    def _num_evictable_cache_chunks(self):
+        return len(self.ready)
+
+    def _get_num_free_chunks(self):
+        return self._num_chunks - len(self.ready) - len(self.loading)
+
+    def holds(self, key):
+        return key in self.ready
+
+    def is_loading(self, key):
+        return key in self.loading
+
+    def take_room(self, key):
+        if self._get_num_free_chunks() == 0:
+            if not self.ready:
+                return False
+            self.ready.pop(next(iter(self.ready)))
+        self.loading.append(key)
+        self.loads += 1
+        return True
+
+    def end_step(self):
+        self.ready.update(dict.fromkeys(self.loading))
+        self.loading = []
+
+
+@pytest.mark.parametrize("version", releases("vllm"))
+@pytest.mark.parametrize("requests", [1, 2])
+def test_the_beginning_of_a_prefix_longer_than_host_memory_is_used(version, requests, directory):
+    with installed("vllm", version) as module:
+        made = Vllm(module, directory)
+        assert made.store(range(16)) and made.store(range(16, 20))
+        primary = Evicting(8)
+        manager = module.WaitingTieringManager(primary, [made.tier], room_wait_s=60.0)
+        waiting = {f"r{number}": range(number * 10, number * 10 + 10) for number in range(requests)}
+        hits = {}
+        for _ in range(10):
+            for request, numbers in list(waiting.items()):
+                results = [manager.lookup(made.key(number), made.context(request)).name for number in numbers]
+                leading = results.index("MISS") if "MISS" in results else len(results)
+                if not {"RETRY", "HIT_PENDING"} & set(results[:leading]):
+                    hits[request] = leading
+                    del waiting[request]
+            scheduled = tuple(request for request in hits if request not in waiting)
+            manager.on_schedule_end(made.base.ScheduleEndContext(new_req_ids=scheduled, preempted_req_ids=()))
+            primary.end_step()
+        assert hits == dict.fromkeys(hits, 8) and len(hits) == requests and primary.loads == 8 * requests
+        made.close()
+
+
+@pytest.mark.parametrize("version", releases("vllm"))
+@pytest.mark.parametrize("clears", [False, True])
+def test_a_reset_of_the_caches_empties_the_tier_if_it_is_asked_to(version, clears, directory):
+    with installed("vllm", version) as module:
+        made = Vllm(module, directory)
+        made.store([1])
+        tiers = [object(), made.tier]
+        manager = module.WaitingTieringManager(Primary(room=1), tiers, room_wait_s=5.0, clear_on_reset=clears)
+        manager.reset_cache()
+        assert made.tier.lookup(made.key(1), made.context()).name == ("MISS" if clears else "HIT")
+        made.close()
+
+
+@pytest.mark.parametrize("version", releases("vllm"))
+def test_vllm_s_host_memory_has_the_attributes_that_the_manager_reads(version):
+    described = tables("vllm")[version]["interfaces"]["vllm.v1.kv_offload.cpu.manager"]["CPUOffloadingManager"]["class"]
+    assert {"_num_chunks", "_num_evictable_cache_chunks"} <= set(described["attributes"])
+    assert [name for name, *_ in described["methods"]["_get_num_free_chunks"]["parameters"]] == ["self"]
+
+
+def test_messages_reach_the_handlers_of_an_engine_that_configures_only_its_own_logger(monkeypatch):
+    from terrane_kv import folders
+
+    theirs, ours = logging.getLogger("engine-of-a-test"), logging.Logger("terrane_kv")
+    theirs.setLevel(logging.INFO)
+    theirs.addHandler(handler := logging.StreamHandler(text := io.StringIO()))
+    monkeypatch.setattr(folders, "logger", ours)
+    folders.log_like("engine-of-a-test")
+    ours.info("opened")
+    assert text.getvalue() == "opened\n"
+    folders.log_like("engine-of-a-test")
+    assert ours.handlers == [handler], "a logger with handlers keeps them"
 
 
 @pytest.mark.parametrize("version", releases("vllm"))

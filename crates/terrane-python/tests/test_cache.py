@@ -61,6 +61,18 @@ def test_blocks_are_loaded_to_other_places(opened, axes):
             assert (block_of(axes, array, now) == block_of(axes, old, then)).all(), now
 
 
+def test_rows_of_k_and_v_are_stored_in_the_layout_of_newer_vllm(opened):
+    # A layer is (blocks, heads, tokens, K and V of a token).
+    arrays = [numpy.arange(BLOCKS * HEADS * PAGE * 2 * DIM, dtype=numpy.uint16) + at for at in range(LAYERS)]
+    arrays = [array.reshape(BLOCKS, HEADS, PAGE, 2 * DIM) for array in arrays]
+    cache = terrane_kv.KvCache(arrays, "block head token dim")
+    assert (len(cache), cache.block_bytes) == (BLOCKS, LAYERS * HEADS * PAGE * 2 * DIM * 2)
+    store = opened(groups=[("kv", cache)])
+    before = [array[2].copy() for array in arrays]
+    assert store.put(["k"], cache.blocks([2])).wait(10).ok and store.get(["k"], cache.blocks([4])).wait(10).ok
+    assert all((array[4] == block).all() for array, block in zip(arrays, before))
+
+
 def test_another_layout_of_the_same_shape_reads_the_blocks_after_a_restart(opened):
     axes = "outer block token head dim"
     arrays = arrays_of(axes)

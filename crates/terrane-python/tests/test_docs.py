@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 import types
 
 import numpy
@@ -58,7 +57,8 @@ def torch():
 async def run(code, namespace, page):
     for before, after in SMALLER.items():
         code = code.replace(before, after)
-    code = code.replace('"/nvme/kv"', repr(tempfile.mkdtemp(dir=namespace["folder"])))
+    # A page uses one folder for each store, because the stores before it stay open.
+    code = code.replace('"/nvme/', f'"{namespace["folder"]}/')
     compiled = compile(code, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     result = eval(compiled, namespace)
     if inspect.iscoroutine(result):
@@ -73,12 +73,11 @@ def test_the_code_of_a_page_runs(directory, monkeypatch, page):
         pytest.skip(str(missing))
     monkeypatch.setitem(sys.modules, "torch", torch())
     with cuda_driver.tensors(driver, 2, SHAPE) as on_device:
-        on_host = [numpy.zeros(SHAPE, dtype=numpy.uint16) for _ in range(2)]
-        namespace = {"folder": directory, "memory": bytearray(1 << 20), "handle": lambda outcome: None}
-        namespace |= {"tensors": on_host if page == "pytorch.md" else on_device, "cuda_tensors": on_device}
+        namespace = {"folder": directory, "cuda_tensors": on_device}
+        if page == "kvbm.md":
+            namespace["tensors"] = on_device
 
         async def all_of_them():
-            namespace["loop"] = asyncio.get_running_loop()
             stores = []
             for section in sections(page):
                 # A section continues from the first code block of the page, which opens a store.

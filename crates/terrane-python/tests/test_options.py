@@ -23,7 +23,7 @@ def block(number):
         ({"groups": [("kv", 0)]}, "0 bytes"),
         ({"groups": [("kv", -5)]}, "blocks of -5 in the group"),
         ({"groups": [("kv", 8 << 30)]}, "less than 2\\^32"),
-        ({"groups": ["kv"]}, "pass a name and the bytes"),
+        ({"groups": ["kv"]}, "pass a name, the bytes"),
         ({"namespace": "a/b"}, "contains '/'"),
         ({"capacity": 1 << 50}, "1 to 2\\^32 - 1 blocks of each group"),
     ],

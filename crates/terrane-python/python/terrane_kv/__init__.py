@@ -7,7 +7,7 @@ it to those engines. Importing this package needs neither NumPy nor PyTorch.
 from terrane_kv._native import (
     Blocks,
     ClosedError,
-    Completion,
+    Job,
     CompletionQueue,
     Copied,
     ForkedError,
@@ -31,7 +31,7 @@ from terrane_kv.report import doctor
 __all__ = [
     "Blocks",
     "ClosedError",
-    "Completion",
+    "Job",
     "CompletionQueue",
     "Copied",
     "ForkedError",

@@ -125,7 +125,7 @@ class Outcome:
     def seconds(self) -> float: ...
 
 @final
-class Completion:
+class Job:
     def wait(self, timeout: float | None = None) -> Outcome: ...
     def has_ended(self) -> bool: ...
     def fileno(self) -> int: ...
@@ -201,7 +201,7 @@ class Store:
         directory: str | PathLike[str],
         capacity: int,
         *,
-        groups: Sequence[tuple[str, int | KvCache]],
+        groups: Sequence[tuple[str, int | KvCache] | tuple[str, int | KvCache, int]],
         namespace: str,
         fields: Mapping[str, str] | None = None,
         persistent: bool = True,
@@ -228,7 +228,7 @@ class Store:
         tag: int = 0,
         durable: bool = False,
         stream: int | None = None,
-    ) -> Completion: ...
+    ) -> Job: ...
     def get(
         self,
         keys: Iterable[Key],
@@ -241,7 +241,7 @@ class Store:
         tag: int = 0,
         durable: bool = False,
         stream: int | None = None,
-    ) -> Completion: ...
+    ) -> Job: ...
     def promote(
         self,
         keys: Iterable[Key],
@@ -251,7 +251,7 @@ class Store:
         timeout: float | None = None,
         queue: CompletionQueue | None = None,
         tag: int = 0,
-    ) -> Completion: ...
+    ) -> Job: ...
     def remove(
         self,
         keys: Iterable[Key],
@@ -262,8 +262,7 @@ class Store:
         queue: CompletionQueue | None = None,
         tag: int = 0,
         durable: bool = False,
-        stream: int | None = None,
-    ) -> Completion: ...
+    ) -> Job: ...
     def presence(self, key: Key, *, group: int = 0) -> int: ...
     def presences(self, keys: Iterable[Key], *, group: int = 0) -> bytes: ...
     def prefix(self, keys: Iterable[Key], *, group: int = 0) -> int: ...

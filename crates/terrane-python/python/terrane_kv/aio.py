@@ -8,7 +8,7 @@ _watched = {}
 
 
 async def ended(completion):
-    """Waits for a `Completion` without blocking the event loop, and returns its `Outcome`.
+    """Waits for a `Job` without blocking the event loop, and returns its `Outcome`.
 
     Several tasks of one event loop, and other threads, may wait for the same job.
     """

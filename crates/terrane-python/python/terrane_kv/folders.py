@@ -4,8 +4,10 @@ import decimal
 import hashlib
 import json
 import logging
+import math
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 
 from terrane_kv import report
@@ -16,6 +18,10 @@ logger = logging.getLogger("terrane_kv")
 
 # The limits of a store: the bytes of a namespace's name, and of the value of a field.
 LONGEST_NAME, LONGEST_VALUE = 128, 512
+# The maximum of a time limit, one day. Sockets refuse much longer times.
+MOST_SECONDS = 86_400
+# A failure that repeats is logged once in this time.
+QUIET_S = 60.0
 
 _UNITS = {
     "": 1,
@@ -44,12 +50,50 @@ def capacity_bytes(capacity: int | str) -> int:
     return capacity
 
 
+def seconds(name: str, value: object) -> float:
+    """An option of an engine that is a time limit. Raises `ValueError` unless it is above 0 and at most a day."""
+    try:
+        limit = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        limit = math.nan
+    if not 0 < limit <= MOST_SECONDS:
+        raise ValueError(f"{name} is {value!r}; set seconds above 0 and at most {MOST_SECONDS}, for example 30")
+    return limit
+
+
+class Seldom:
+    """Decides whether a failure that may repeat is logged: the first time, and then at most once in `QUIET_S`."""
+
+    def __init__(self) -> None:
+        self.next = 0.0
+
+    def is_due(self) -> bool:
+        now = time.monotonic()
+        if now < self.next:
+            return False
+        self.next = now + QUIET_S
+        return True
+
+
+def log_like(engine: str) -> None:
+    """Gives this package's logger the handlers and the level of an engine's logger, unless it has handlers.
+
+    Engines configure their own loggers, and no root logger. Without handlers, Python drops messages below WARNING.
+    """
+    theirs = logging.getLogger(engine)
+    if logger.hasHandlers() or not theirs.hasHandlers():
+        return
+    for handler in theirs.handlers:
+        logger.addHandler(handler)
+    logger.setLevel(theirs.getEffectiveLevel())
+
+
 def open_rank(
     *,
     engine: str,
     directory: str,
     capacity: int | str,
-    groups: Sequence[tuple[str, int]],
+    groups: Sequence[tuple[str, int] | tuple[str, int, int]],
     model: str,
     fields: Mapping[str, object],
     seed: KeySeed,
@@ -62,7 +106,7 @@ def open_rank(
 
     Each process needs its own folder, because one process owns a store. `fields` are the values that must match before
     a process may read blocks that another process has written. A hash replaces the end of a long value. `groups` are
-    names and block sizes in bytes. `memory` is the size of a tier of host memory above the disk, which is also divided
+    names, block sizes in bytes, and weights. `memory` is the size of a tier of host memory above the disk, which is also divided
     into equal shares; 0 for no tier.
 
     Raises `ValueError` if `rank` is not below `ranks`.

@@ -6,6 +6,7 @@ hits again, and only wastes space in a persistent store.
 
 import importlib.util
 import os
+import sys
 from dataclasses import dataclass
 
 
@@ -52,7 +53,9 @@ def lmcache(algorithm: str = "blake3") -> KeySeed:
     """The seed of LMCache's chunk hashes. `algorithm` is the value of its `--hash-algorithm`."""
     # For Python's own hash, "random" means no seed. (vLLM uses it as a seed, like any other text.)
     stated = os.environ.get("PYTHONHASHSEED")
-    if stated in ("", "random"):
+    # Before Python 3.12, the hash of None is its address. LMCache hashes None with its chunks.
+    hashes_addresses = algorithm == "builtin" and sys.version_info < (3, 12)
+    if stated in ("", "random") or hashes_addresses:
         stated = None
     if algorithm == "blake3":
         # This is LMCache's own function, without a seed.
@@ -62,8 +65,8 @@ def lmcache(algorithm: str = "blake3") -> KeySeed:
     if algorithm.startswith("sha256") and importlib.util.find_spec("vllm") is not None:
         return KeySeed(algorithm, "default")
     remedy = (
-        f"LMCache's chunk hashes ({algorithm}) differ in each process; use `--hash-algorithm blake3`, or set "
-        "PYTHONHASHSEED to a fixed number"
+        f"LMCache's chunk hashes ({algorithm}) differ in each process; use `--hash-algorithm blake3`"
+        + ("" if hashes_addresses else ", or set PYTHONHASHSEED to a fixed number")
     )
     return KeySeed(algorithm, "random", remedy)
 

@@ -13,13 +13,16 @@ from collections.abc import Sequence
 
 from terrane_kv import keys as key_seeds
 from terrane_kv._native import Blocks, CompletionQueue, StoreError
-from terrane_kv.folders import open_rank
+from terrane_kv.folders import Seldom, log_like, open_rank, seconds
 
 logger = logging.getLogger("terrane_kv")
 
 ABSENT, WRITING, READY = 0, 1, 2
 
 MAX_JOBS = 65_536
+
+# The module of LMCache that creates the connector. Each of its modules has a logger with handlers.
+CREATOR = "lmcache.v1.distributed.l2_adapters.native_plugin_l2_adapter"
 
 
 class Connector:
@@ -51,16 +54,19 @@ class Connector:
         rank: int = 0,
         ranks: int = 1,
     ):
+        log_like(CREATOR)
         sizes = sorted({chunk_bytes} if isinstance(chunk_bytes, int) else set(chunk_bytes))
         if not sizes or sizes[0] <= 0:
             raise ValueError(f"chunk_bytes is {chunk_bytes!r}; pass one positive size or more")
         self._sizes = sizes
-        self._load_timeout_s = load_timeout_s
+        self._load_timeout_s = seconds("load_timeout_s", load_timeout_s)
+        self._failures = Seldom()
         self._store = open_rank(
             engine="lmcache",
             directory=directory,
             capacity=capacity,
-            groups=[(f"chunk-{size}", size) for size in sizes],
+            # Each chunk of tokens has one object of each size, so all sizes need equally many slots.
+            groups=[(f"chunk-{size}", size, size) for size in sizes],
             model=model,
             fields={
                 "revision": revision,
@@ -195,6 +201,9 @@ class Connector:
         """Returns the completions since the last call: (number, whether all keys succeeded, error, result of each
         key)."""
         for outcome in self._queue.drain():
+            # LMCache does not log the text.
+            if outcome.error and self._failures.is_due():
+                logger.warning("a job failed: %s", outcome.error)
             # If a removal failed, no key is certain to be removed. Other jobs have a result for each key.
             failed = range(len(outcome.done)) if outcome.error else ()
             self._end(outcome.tag, failed, outcome.done, outcome.error or "")

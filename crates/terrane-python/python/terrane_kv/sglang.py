@@ -8,7 +8,6 @@
 import difflib
 import hashlib
 import logging
-import math
 import threading
 import time
 
@@ -23,8 +22,8 @@ from sglang.srt.mem_cache.hicache_storage import (
 from terrane_kv import keys as key_seeds
 from terrane_kv import sharing
 from terrane_kv._native import Blocks, NamespaceError, StoreError
-from terrane_kv.folders import capacity_bytes, namespace_name, open_unowned, rank_folder
-from terrane_kv.sharing import Client, RefusedError, Seldom, Server
+from terrane_kv.folders import Seldom, capacity_bytes, log_like, namespace_name, open_unowned, rank_folder, seconds
+from terrane_kv.sharing import Client, RefusedError, Server
 
 logger = logging.getLogger("terrane_kv")
 
@@ -35,8 +34,6 @@ OPTIONS = (
 READY = 2
 # The time after which a rank that cannot connect to rank 0 logs a warning.
 PATIENCE_S = 60.0
-# The maximum of `timeout_s`, one day. Sockets refuse much longer times.
-MOST_SECONDS = 86_400
 REMEDY = "All ranks must run on one machine, as one user, with one root_dir"
 
 
@@ -88,7 +85,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
             capacity_bytes(extra["memory"])
         self._config = storage_config
         self._extra = extra
-        self._timeout_s = _seconds(extra.get("timeout_s", 30.0))
+        self._timeout_s = seconds("timeout_s", extra.get("timeout_s", 30.0))
+        log_like("sglang")
         self.registered_pools = {}
         self._lock = threading.Lock()
         # If several ranks have the same cache, it is in the store of rank 0.
@@ -141,7 +139,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
             "dp": (group, groups),
             "tp": (0, 1) if self._is_shared else (config.tp_rank, config.tp_size),
             "pp": (config.pp_rank, config.pp_size),
-            "cp": (config.attn_cp_rank, config.attn_cp_size),
+            "cp": (0, 1) if self._shares_contexts() else (config.attn_cp_rank, config.attn_cp_size),
         }
         rank, ranks = 0, 1
         for at, count in sizes.values():
@@ -188,7 +186,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
             directory=root,
             capacity=self._extra["capacity"],
             memory=memory,
-            groups=list(pools.items()),
+            groups=_weighted(pools),
             model=model,
             fields=fields,
             seed=key_seeds.sglang(),
@@ -200,6 +198,16 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 store.close()
                 raise
         return store
+
+    def _shares_contexts(self):
+        """Whether the ranks of context parallelism also share rank 0's store.
+
+        SGLang then counts them by `tp_rank`, each has the whole cache, and rank 0 alone writes. With a layer split, each
+        has other layers.
+        """
+        if not self._is_shared or any(_has_some_layers(pool) for pool in self.registered_pools.values()):
+            return False
+        return (_parallel("attn_tp_size") or self._config.tp_size) != self._config.tp_size
 
     def _kv_dtype(self):
         """The type of the cache's elements, if the pools do not have it: they store types of 8 bits and less as uint8."""
@@ -462,18 +470,6 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 self._store.close(timeout=30.0)
 
 
-def _seconds(timeout):
-    try:
-        seconds = float(timeout)
-    except (TypeError, ValueError, OverflowError):
-        seconds = math.nan
-    if not 0 < seconds <= MOST_SECONDS:
-        raise ValueError(
-            f"the extra config has the timeout_s {timeout!r}; set seconds above 0 and at most {MOST_SECONDS}, for example 30"
-        )
-    return seconds
-
-
 def _parallel(name):
     """A rank or a size from SGLang's context of this process, or None."""
     value = _stated("get_parallel", name)
@@ -489,6 +485,22 @@ def _stated(part, name):
     except Exception:
         # The context raises errors of several types for an unknown name, or before SGLang has started.
         return None
+
+
+def _has_some_layers(pool):
+    """Whether each rank of context parallelism has other layers in this pool."""
+    sharded = getattr(getattr(pool, "device_pool", None), "layer_shard_enabled", False)
+    return bool(sharded or getattr(pool, "_layer_shard_enabled", False))
+
+
+def _weighted(pools):
+    """The groups of these pools with weights. Every page has a block in each pool, but few have a state of Mamba layers.
+
+    All other pools get equally many slots. The states get as many bytes as all other pools together.
+    """
+    state = PoolName.MAMBA.value
+    others = sum(size for name, size in pools.items() if name != state)
+    return [(name, size, others or size if name == state else size) for name, size in pools.items()]
 
 
 def _leading(flags):

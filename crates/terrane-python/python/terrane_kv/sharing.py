@@ -23,6 +23,7 @@ import time
 import weakref
 
 from terrane_kv._native import Blocks, ClosedError, ForkedError, StoreError
+from terrane_kv.folders import Seldom
 
 logger = logging.getLogger("terrane_kv")
 
@@ -38,8 +39,6 @@ PATIENCE_S = 10.0
 REST_S = 30.0
 # The pause after a connection that could not be accepted, for example without free descriptors.
 PAUSE_S = 0.1
-# A failure that repeats is logged once in this time.
-QUIET_S = 60.0
 
 # The sockets of this process. A forked child closes its copies. Otherwise the parent's end would not be seen.
 _sockets = weakref.WeakSet()
@@ -90,20 +89,6 @@ def run(store, verb, keys, blocks, options):
         done += outcome.done
         error = error or outcome.error
     return done, error
-
-
-class Seldom:
-    """Decides whether a failure that may repeat is logged: the first time, and then at most once in `QUIET_S`."""
-
-    def __init__(self):
-        self.next = 0.0
-
-    def is_due(self):
-        now = time.monotonic()
-        if now < self.next:
-            return False
-        self.next = now + QUIET_S
-        return True
 
 
 class RefusedError(StoreError):

@@ -28,7 +28,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 from terrane_kv import keys as key_seeds
 from terrane_kv import report
 from terrane_kv._native import CompletionQueue, Region, StoreError
-from terrane_kv.folders import open_rank
+from terrane_kv.folders import Seldom, log_like, open_rank, seconds
 
 logger = logging.getLogger("terrane_kv")
 
@@ -51,6 +51,7 @@ class TerraneTier(SecondaryTierManager):
     - `hash_algorithm`: the value of `--prefix-caching-hash-algo` (default "sha256").
     - `revision`, `rope_scaling`: set them if two models of the same name differ in them, because vLLM does not pass
       them to the tier.
+    - `cp_kv_cache_interleave_size`: the value of vLLM's option of this name, if it is not 1.
     - `enable_kv_events`, `locality`: as for vLLM's own tiers.
     """
 
@@ -70,12 +71,15 @@ class TerraneTier(SecondaryTierManager):
         hash_algorithm="sha256",
         revision=None,
         rope_scaling=None,
+        cp_kv_cache_interleave_size=None,
         enable_kv_events=False,
         locality=None,
     ):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        log_like("vllm")
         self.locality = Locality(locality) if locality is not None else None
-        self._load_timeout_s = float(load_timeout_s)
+        self._load_timeout_s = seconds("load_timeout_s", load_timeout_s)
+        self._failures, self._refusals = Seldom(), Seldom()
         self._root_dir = root_dir
         self._seed = key_seeds.vllm(hash_algorithm)
         self._is_seed_checked = False
@@ -101,6 +105,7 @@ class TerraneTier(SecondaryTierManager):
             "layout": [config.replicated_layout, getattr(config, "canonical_layout", False)],
             "revision": revision,
             "rope_scaling": rope_scaling,
+            "cp_kv_cache_interleave_size": cp_kv_cache_interleave_size,
         }
         self._store = open_rank(
             engine="vllm",
@@ -151,14 +156,20 @@ class TerraneTier(SecondaryTierManager):
             verb(job_keys, blocks, queue=self._queue, tag=job.job_id, **options)
         except Exception as error:
             # No exception reaches a step of the engine.
-            logger.warning("job %d was refused: %r", job.job_id, error)
+            if self._refusals.is_due():
+                logger.warning("job %d was refused: %r", job.job_id, error)
             self._fail(job.job_id)
 
     def get_finished_jobs(self):
         for outcome in self._queue.drain():
-            self._finish(outcome.tag, outcome.done, outcome.seconds, outcome.bytes)
+            self._take(outcome)
         finished, self._finished = self._finished, []
         return finished
+
+    def _take(self, outcome):
+        if outcome.error and self._failures.is_due():
+            logger.warning("a %s failed: %s", "load" if self._jobs[outcome.tag][1] else "store", outcome.error)
+        self._finish(outcome.tag, outcome.done, outcome.seconds, outcome.bytes)
 
     def _fail(self, job_id):
         self._finish(job_id, [False] * len(self._jobs[job_id][0]), None, 0)
@@ -185,6 +196,13 @@ class TerraneTier(SecondaryTierManager):
 
     def touch(self, keys, req_context):
         self._store.touch(list(keys))
+
+    def clear(self):
+        """Removes all blocks. A failure is logged, because no exception reaches a step of the engine."""
+        try:
+            self._store.clear()
+        except StoreError as error:
+            logger.error("the cache in %s cannot be emptied, and may serve old blocks: %s", self._root_dir, error)
 
     def take_events(self):
         stored, self._stored = self._stored, []
@@ -240,7 +258,7 @@ class TerraneTier(SecondaryTierManager):
             started = time.monotonic()
             outcome = self._queue.wait(timeout=1.0)
             if outcome is not None:
-                self._finish(outcome.tag, outcome.done, outcome.seconds, outcome.bytes)
+                self._take(outcome)
             elif time.monotonic() - started < 0.5:
                 # The queue returns at once if it expects no outcome.
                 self._fail_all()
@@ -253,7 +271,7 @@ class TerraneTier(SecondaryTierManager):
     def shutdown(self):
         self._store.close(timeout=30.0)
         for outcome in self._queue.drain():
-            self._finish(outcome.tag, outcome.done, outcome.seconds, outcome.bytes)
+            self._take(outcome)
         self._fail_all()
         self._region.release()
 
@@ -263,21 +281,41 @@ class WaitingTieringManager(TieringOffloadingManager):
 
     A block on disk is then loaded a little later, instead of being computed again. Each request waits for at most
     `room_wait_s` seconds, and then vLLM computes the missing blocks. After a preemption, the request waits again.
+
+    A promotion never evicts a chunk that the same step or the step before has found ready for a waiting request. So the
+    beginning of a prefix that is longer than host memory is used, and the rest is computed.
+
+    With `clear_on_reset`, a reset of vLLM's caches also empties the tiers of Terrane.
     """
 
-    def __init__(self, *arguments, room_wait_s, **options):
-        super().__init__(*arguments, **options)
+    def __init__(self, *arguments, room_wait_s, clear_on_reset=False, **options):
+        # The constructor of vLLM's class may start a thread that calls `_initiate_promotion`.
         self._room_wait_s = room_wait_s
+        self._clears_on_reset = clear_on_reset
         # The time at which each waiting request stops waiting.
         self._room_deadlines = {}
         self._has_lacked_room = False
+        # The chunks that this step has found ready: for each request, and with those of the step before.
+        self._ready, self._protected = {}, set()
+        super().__init__(*arguments, **options)
 
     def _initiate_promotion(self, tier_idx, key, req_context):
         deadline = self._room_deadlines.get(req_context.req_id)
         if deadline is not None and time.monotonic() >= deadline:
             # No promotion either, because chunks of one request could evict each other endlessly.
             return False
-        is_promoted = super()._initiate_promotion(tier_idx, key, req_context)
+        primary = self.primary_tier
+        evictable = primary._num_evictable_cache_chunks
+        if primary._get_num_free_chunks() == 0 and evictable <= len(self._protected):
+            is_promoted = False
+            # If only this request has chunks in host memory, no other one can free room for it.
+            is_alone = evictable == primary._num_chunks and len(self._protected) <= len(
+                self._ready.get(req_context.req_id, ())
+            )
+            if is_alone:
+                return False
+        else:
+            is_promoted = super()._initiate_promotion(tier_idx, key, req_context)
         if not is_promoted:
             self._has_lacked_room = True
             self._room_deadlines.setdefault(req_context.req_id, time.monotonic() + self._room_wait_s)
@@ -288,10 +326,18 @@ class WaitingTieringManager(TieringOffloadingManager):
         result = super().lookup(key, req_context, **options)
         if result is LookupResult.MISS and self._has_lacked_room:
             return LookupResult.RETRY
+        if result is LookupResult.HIT:
+            self._ready.setdefault(req_context.req_id, set()).add(key)
+            self._protected.add(key)
         return result
 
     def on_schedule_end(self, context):
         super().on_schedule_end(context)
+        # A request that is not scheduled looks its chunks up again in the next step, perhaps after another request.
+        scheduled = {*context.new_req_ids, *context.preempted_req_ids}
+        waiting = (chunks for request, chunks in self._ready.items() if request not in scheduled)
+        self._protected = set().union(*waiting)
+        self._ready = {}
         # Not after each promotion, because chunks of one request that evict each other would then wait endlessly.
         for request in (*context.new_req_ids, *context.preempted_req_ids):
             self._room_deadlines.pop(request, None)
@@ -300,11 +346,23 @@ class WaitingTieringManager(TieringOffloadingManager):
         self._room_deadlines.pop(req_context.req_id, None)
         super().on_request_finished(req_context, **options)
 
+    def reset_cache(self):
+        super().reset_cache()
+        self._ready, self._protected = {}, set()
+        if self._clears_on_reset:
+            for tier in self.secondary_tiers:
+                if isinstance(tier, TerraneTier):
+                    tier.clear()
+
 
 class TerraneOffloadingSpec(TieringOffloadingSpec):
     """vLLM's tiering spec with `WaitingTieringManager`.
 
-    `room_wait_s` in `kv_connector_extra_config` is the time that a request waits for free host memory (default 5 s).
+    Keys of `kv_connector_extra_config`:
+
+    - `room_wait_s`: the time that a request waits for free host memory (default 5 s).
+    - `clear_on_reset`: whether a reset of vLLM's caches, such as after new weights, also empties the tier (default
+      false).
     """
 
     def get_manager(self):
@@ -319,7 +377,8 @@ class TerraneOffloadingSpec(TieringOffloadingSpec):
             self._manager = WaitingTieringManager(
                 plain.primary_tier,
                 plain.secondary_tiers,
-                room_wait_s=float(self.extra_config.get("room_wait_s", 5.0)),
+                room_wait_s=seconds("room_wait_s", self.extra_config.get("room_wait_s", 5.0)),
+                clear_on_reset=bool(self.extra_config.get("clear_on_reset", False)),
                 **options,
             )
         return self._manager

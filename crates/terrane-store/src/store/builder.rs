@@ -23,12 +23,13 @@ pub struct BlockGroup {
     pub(crate) block_bytes: u64,
     /// `None` for opaque blocks.
     pub(crate) geometry: Option<Geometry>,
+    pub(crate) weight: u32,
 }
 
 impl BlockGroup {
     /// Blocks of up to `block_bytes` bytes that the store does not interpret.
     pub fn new(name: impl Into<String>, block_bytes: u32) -> Self {
-        Self { name: name.into(), block_bytes: block_bytes.into(), geometry: None }
+        Self { name: name.into(), block_bytes: block_bytes.into(), geometry: None, weight: 1 }
     }
 
     /// Blocks of the shape of a layout. The number of the layout's blocks does not matter.
@@ -46,7 +47,16 @@ impl BlockGroup {
             name: name.into(),
             block_bytes: geometry.block_bytes().get(),
             geometry: (!is_opaque).then(|| geometry.clone()),
+            weight: 1,
         }
+    }
+
+    /// The group's share of the bytes of each tier is its weight divided by the sum of all weights. Each
+    /// weight is 1 by default, which gives equal shares. With the bytes of a block as weights, all groups
+    /// have equally many slots.
+    #[must_use]
+    pub fn weight(self, weight: u32) -> Self {
+        Self { weight, ..self }
     }
 
     /// The fingerprint that the disk tier records: the shape, or the length of opaque blocks.
@@ -81,7 +91,7 @@ pub struct MemoryTier {
 #[derive(Clone)]
 pub(crate) enum TierMemory {
     Endpoints(Vec<Endpoint>),
-    /// Memory that the store allocates, in equal parts for all groups.
+    /// Memory that the store allocates, in shares by the groups' weights.
     Allocated(ByteCount, Arc<AllocateLayout>),
 }
 
@@ -105,13 +115,13 @@ impl MemoryTier {
         Self { name: name.into(), memory: TierMemory::Endpoints(endpoints) }
     }
 
-    /// A tier of system memory that the store allocates. All groups get equal parts of it.
+    /// A tier of system memory that the store allocates, shared by [weight](BlockGroup::weight).
     pub fn system(name: impl Into<String>, bytes: ByteCount) -> Self {
         Self::allocated(name, bytes, SystemAllocator::new(SystemOptions::default()))
     }
 
-    /// A tier of memory that the store takes from `allocator`, such as pinned memory. All groups get
-    /// equal parts of it.
+    /// A tier of memory that the store takes from `allocator`, such as pinned memory. The groups share it
+    /// by [weight](BlockGroup::weight).
     pub fn allocated<A>(name: impl Into<String>, bytes: ByteCount, allocator: A) -> Self
     where
         A: Allocate + Send + Sync + 'static,
@@ -134,7 +144,8 @@ pub struct DiskTier {
 }
 
 impl DiskTier {
-    /// A tier of this many bytes in a directory that exists. All groups get equal parts of it.
+    /// A tier of this many bytes in a directory that exists. The groups share it by
+    /// [weight](BlockGroup::weight).
     ///
     /// The store creates a folder with the name of its namespace there.
     pub fn new(directory: impl AsRef<Path>, bytes: ByteCount) -> Self {
@@ -213,8 +224,8 @@ pub enum WritePolicy {
 
 /// How a tier chooses the block that makes room.
 ///
-/// In each tier, each group has slots, an index and a policy of its own. Each group gets an equal part of
-/// the bytes of a tier, unless the tier has endpoints of the caller. A block of one group never displaces
+/// In each tier, each group has slots, an index and a policy of its own. The groups share the bytes of a
+/// tier by [weight](BlockGroup::weight), unless the tier has endpoints of the caller. A block of one group never displaces
 /// a block of another group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]

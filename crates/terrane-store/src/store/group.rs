@@ -20,6 +20,7 @@ pub(crate) struct GroupInfo {
     pub(crate) block_bytes: u64,
     /// The bytes of a slot on disk.
     pub(crate) slot_bytes: u64,
+    weight: u32,
     /// `None` for opaque blocks.
     geometry: Option<Geometry>,
     shape: Option<BlockFingerprint>,
@@ -49,12 +50,21 @@ impl EndpointFacts {
     }
 }
 
+/// The share of each group in the bytes of a tier.
+pub(crate) fn shares(groups: &[GroupInfo], bytes: ByteCount) -> impl Iterator<Item = u64> {
+    let all: u128 = groups.iter().map(|group| u128::from(group.weight)).sum();
+    let share =
+        move |group: &GroupInfo| u128::from(bytes.get()) * u128::from(group.weight) / all.max(1);
+    groups.iter().map(move |group| u64::try_from(share(group)).unwrap_or(u64::MAX))
+}
+
 impl GroupInfo {
     pub(crate) fn new(group: &BlockGroup) -> Self {
         let geometry = group.geometry.clone();
         Self {
             block_bytes: group.block_bytes,
             slot_bytes: group.block_bytes,
+            weight: group.weight,
             shape: geometry.as_ref().map(shape_of),
             token_bytes: geometry.as_ref().map(token_bytes).unwrap_or_default(),
             geometry,

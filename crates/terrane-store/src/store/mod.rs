@@ -343,8 +343,8 @@ impl Store {
         self.core().group(group).ok().map(|group| ByteCount::new(group.slot_bytes))
     }
 
-    /// Sets the capacity of a tier, up to the one it was opened with. All groups get equal parts. Blocks
-    /// are evicted until they fit; those in use keep their slots until they are not. The disk blocks of
+    /// Sets the capacity of a tier, up to the one it was opened with. The groups share it by
+    /// [weight](BlockGroup::weight). Blocks are evicted until they fit; those in use keep their slots until they are not. The disk blocks of
     /// slots that a disk tier no longer has are freed in the background, if the file system has holes.
     ///
     /// Returns the capacity that the tier has from now on.

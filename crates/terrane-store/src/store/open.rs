@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::Instant;
 
-use terrane_core::convert::{to_u64, to_usize};
+use terrane_core::convert::to_usize;
 use terrane_core::sync::lock;
 use terrane_core::{Alignment, ByteCount, OwnerProcess};
 use terrane_transfer::{Endpoint, Slots, TransferManager};
@@ -27,7 +27,7 @@ use crate::store::claims::Claims;
 use crate::store::counters::{KeyNames, Recent, StoreCounters, Subscribers};
 use crate::store::executor::Executor;
 use crate::store::gate::Gate;
-use crate::store::group::{EndpointFacts, GroupInfo};
+use crate::store::group::{EndpointFacts, GroupInfo, shares};
 use crate::store::key_order::KeyOrder;
 use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
@@ -270,8 +270,7 @@ fn own_endpoints(
     groups: &[GroupInfo],
     allocate: &AllocateLayout,
 ) -> Result<Vec<Endpoint>, StoreError> {
-    let share = bytes.get() / to_u64(groups.len());
-    let endpoint = |(number, group): (usize, &GroupInfo)| {
+    let endpoint = |(number, (group, share)): (usize, (&GroupInfo, u64))| {
         let blocks = slots_in((name, number), share, group.own_stride())?;
         let geometry = group.own_geometry(blocks)?.with_block_alignment(Alignment::PAGE);
         Endpoint::new(allocate(geometry)?).map_err(|source| StoreError::MemoryInUse {
@@ -280,7 +279,7 @@ fn own_endpoints(
             source: Box::new(source),
         })
     };
-    groups.iter().enumerate().map(endpoint).collect()
+    groups.iter().zip(shares(groups, bytes)).enumerate().map(endpoint).collect()
 }
 
 fn open_disk(
@@ -302,9 +301,9 @@ fn open_disk(
     };
     // A file system may need larger distances between slots than those of the catalog.
     let granule = Slabs::granule(&folders, &options)?;
-    let share = disk.bytes.get() / to_u64(groups.len());
     let mut slots = Vec::new();
-    for ((number, info), group) in (0_u32..).zip(groups).zip(&builder.groups) {
+    let shared = groups.iter().zip(shares(groups, disk.bytes));
+    for ((number, (info, share)), group) in (0_u32..).zip(shared).zip(&builder.groups) {
         let stride = info.slot_bytes.next_multiple_of(granule);
         slots.push(GroupSlots {
             slot_bytes: info.slot_bytes,

@@ -15,6 +15,7 @@ use crate::slab::SlabBuffers;
 use crate::store::claims::ClaimKind;
 use crate::store::counters::RecentCause;
 use crate::store::event::Events;
+use crate::store::group::shares;
 use crate::store::lease::{Lease, LeasePins};
 use crate::store::presence::{Presence, TierId};
 use crate::store::room::{LeasedSlot, PinnedSlot};
@@ -258,12 +259,12 @@ impl StoreCore {
         let Some(found) = self.tiers.get(tier.index()) else {
             return Err(StoreError::NoSuchTier { tier, tiers });
         };
-        let groups = u64::try_from(found.rooms.len().max(1)).unwrap_or(1);
         let mut total = 0;
         let mut beyond = Vec::new();
         let turn = lock(&self.resizing);
-        for (room, &slot_bytes) in found.rooms.iter().zip(&found.slot_bytes) {
-            let slots = bytes.get() / groups / slot_bytes.max(1);
+        let shared = found.rooms.iter().zip(shares(&self.groups, bytes));
+        for ((room, share), &slot_bytes) in shared.zip(&found.slot_bytes) {
+            let slots = share / slot_bytes.max(1);
             let most = u32::try_from(room.index.capacity()).unwrap_or(u32::MAX);
             let slots = u32::try_from(slots).unwrap_or(u32::MAX).min(most);
             beyond.push((room, room.set_limit(slots)));

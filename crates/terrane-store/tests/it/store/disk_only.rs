@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use terrane_core::ByteCount;
 use terrane_store::{
     BlockGroup, BlockResult, Blocks, CompletionQueue, JobOptions, KeyError, NoRoom, Presence,
     Spans, Store, StoreError, TierId, Why,
@@ -378,6 +379,40 @@ fn a_store_without_parts_is_not_opened() {
     }
     let empty = Store::builder().group(BlockGroup::new("kv", 0)).disk(disk(directory.path(), 9));
     assert!(matches!(empty.open().unwrap_err(), StoreError::BlockLength { .. }));
+}
+
+#[test]
+fn groups_share_a_tier_by_weight() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = |weights: [u32; 2]| {
+        let [pages, index] = weights;
+        Store::builder()
+            .group(BlockGroup::new("kv", 61_440).weight(pages))
+            .group(BlockGroup::new("index", 4096).weight(index))
+            .disk(disk(directory.path(), 1 << 20))
+            .host(ByteCount::new(1 << 19))
+            .namespace(namespace())
+            .open()
+    };
+    let slots = |store: &Store| -> Vec<Vec<usize>> {
+        let tiers = store.snapshot().tiers;
+        tiers.iter().map(|tier| tier.groups.iter().map(|group| group.slots).collect()).collect()
+    };
+    let (store, _) = open([15, 1]).unwrap();
+    assert_eq!(slots(&store), [[8, 8], [16, 16]]);
+    store.resize(TierId::new(1), ByteCount::new(1 << 18)).unwrap();
+    assert_eq!(slots(&store), [[8, 8], [4, 4]]);
+    drop(store);
+    let (store, _) = open([1, 1]).unwrap();
+    assert_eq!(slots(&store), [[4, 64], [8, 128]]);
+    drop(store);
+    for (weights, refused) in [([1, 0], 1), ([0, 1], 0), ([0, 0], 0)] {
+        let error = open(weights).unwrap_err();
+        assert!(
+            matches!(error, StoreError::TierTooSmall { group, .. } if group == refused),
+            "{error}"
+        );
+    }
 }
 
 #[test]
