@@ -12,6 +12,7 @@ use crate::store::room::{Damage, PinnedSlot};
 use crate::store::shared::StoreCore;
 use crate::store::task::JobTask;
 use crate::store::tier::count;
+use crate::store::write_back::sync_disk;
 
 /// Removes keys, and waits until their tombstones are durable.
 pub(crate) async fn remove(task: &JobTask, keys: &Keys) -> Vec<BlockResult> {
@@ -23,12 +24,7 @@ pub(crate) async fn remove(task: &JobTask, keys: &Keys) -> Vec<BlockResult> {
     if core.disk.is_none() {
         return results;
     }
-    let failed = match task.control.until(core.maintenance.sync()).await {
-        Ok(Ok(())) => return results,
-        Ok(Err(error)) => BlockResult::Failed(error),
-        Err(stopped) => stopped.into(),
-    };
-    vec![failed; keys.len()]
+    sync_disk(task).await.map_or_else(|failed| vec![failed; keys.len()], |()| results)
 }
 
 /// Removes everything.

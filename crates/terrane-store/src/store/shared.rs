@@ -150,7 +150,7 @@ impl JobTable {
     }
 
     /// Waits until no job runs, or until the deadline. Returns the number of jobs that still run.
-    fn wait(&self, deadline: Option<Instant>, with_internal: bool) -> usize {
+    pub(crate) fn wait(&self, deadline: Option<Instant>, with_internal: bool) -> usize {
         let mut state = lock(&self.state);
         state.waiting += 1;
         loop {
@@ -207,6 +207,11 @@ impl StoreCore {
         let groups = self.groups.len();
         let found = self.groups.get(usize::from(group));
         found.ok_or_else(|| StoreError::NoSuchGroup { group, groups })
+    }
+
+    pub(crate) fn tier(&self, tier: TierId) -> Result<&Tier, StoreError> {
+        let tiers = self.tiers.len();
+        self.tiers.get(tier.index()).ok_or(StoreError::NoSuchTier { tier, tiers })
     }
 
     /// The manager, unless the caller gave it.
@@ -304,11 +309,6 @@ impl StoreCore {
             self.publish(StoreEventKind::TierReadOnly, tier, 0, None);
             tracing::warn!(%reason, "the disk tier is read-only from now on");
         }
-    }
-
-    pub(crate) fn drain(&self, deadline: Instant) -> Drained {
-        let left = if self.owner.is_current() { self.jobs.wait(Some(deadline), false) } else { 0 };
-        Drained { left, unwritten: 0 }
     }
 
     /// Ends all jobs and threads.

@@ -169,31 +169,37 @@ pub(crate) struct EndParts {
     _live: LiveTask,
 }
 
-/// Begins a job of a caller. The guard is taken only if it begins.
-pub(crate) fn begin(
-    core: &Arc<StoreCore>,
-    options: JobOptions,
-    keys: usize,
-) -> Result<(Job, JobTask, JobEnd), StoreError> {
-    begin_from(core, JobOrigin::Caller, options, keys)
-}
-
 /// Begins a job of the store itself. `None` if the store closes.
 pub(crate) fn begin_internal(
     core: &Arc<StoreCore>,
     group: u16,
     priority: Priority,
-) -> Option<(Job, JobTask, JobEnd)> {
+) -> Option<Begun> {
     let options = JobOptions { group, priority, ..JobOptions::new() };
-    begin_from(core, JobOrigin::Store, options, 0).ok()
+    begin(core, JobOrigin::Store, options, 0).ok()
 }
 
-fn begin_from(
+/// A job that has begun, and its parts for the task that does its work.
+pub(crate) type Begun = (Job, JobTask, JobEnd);
+
+/// Starts the task of a job without a guard.
+pub(crate) fn start<F>((job, task, end): Begun, work: impl FnOnce(JobTask) -> F) -> Job
+where
+    F: Future<Output = Vec<BlockResult>> + Send + 'static,
+{
+    let executor = task.core.executor.clone();
+    let work = work(task);
+    executor.spawn(async move { end.finish(work.await) });
+    job
+}
+
+/// Begins a job. The guard of a caller is taken only if it begins.
+pub(crate) fn begin(
     core: &Arc<StoreCore>,
     origin: JobOrigin,
     options: JobOptions,
     keys: usize,
-) -> Result<(Job, JobTask, JobEnd), StoreError> {
+) -> Result<Begun, StoreError> {
     let parts = begin_without_task(core, origin, &options, keys)?;
     let control = Arc::clone(&parts.control);
     let guard = GuardCell::default();
