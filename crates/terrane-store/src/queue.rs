@@ -236,8 +236,4 @@ impl<T> fmt::Debug for CompletionQueue<T> {
     }
 }
 
-impl<T> fmt::Debug for QueuePlace<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QueuePlace").finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(QueuePlace<T>);

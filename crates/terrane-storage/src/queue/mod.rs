@@ -8,7 +8,6 @@ mod ring;
 mod transfer;
 mod workers;
 
-use std::fmt;
 use std::fs::File;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -378,15 +377,7 @@ impl Drop for IoQueue {
     }
 }
 
-impl fmt::Debug for IoQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IoQueue")
-            .field("capabilities", &self.capabilities)
-            .field("depth", &self.depth)
-            .field("in_flight", &self.in_flight())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(IoQueue, |it| capabilities: it.capabilities, depth: it.depth, in_flight: it.in_flight());
 
 /// Ends a [`wait`](IoQueue::wait) from another thread.
 ///
@@ -417,8 +408,4 @@ impl IoWaker {
     }
 }
 
-impl fmt::Debug for IoWaker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IoWaker").finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(IoWaker);

@@ -6,7 +6,7 @@ mod slot_table;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::{fmt, iter, thread};
+use std::{iter, thread};
 
 use crossbeam_utils::CachePadded;
 use terrane_core::convert::to_usize;
@@ -302,11 +302,4 @@ impl TierIndex {
     }
 }
 
-impl fmt::Debug for TierIndex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TierIndex")
-            .field("blocks", &self.len())
-            .field("slots", &self.capacity())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(TierIndex, |it| blocks: it.len(), slots: it.capacity());

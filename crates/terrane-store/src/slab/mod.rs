@@ -18,7 +18,6 @@ mod tests;
 mod waiting;
 mod worker;
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -275,11 +274,7 @@ impl Drop for Handle {
     }
 }
 
-impl fmt::Debug for Slabs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slabs").field("files", &self.handle.shared.files).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Slabs, |it| files: it.handle.shared.files);
 
 /// Ends the requests that the thread did not take, when it ends.
 struct RefuseLast(Arc<Shared>);

@@ -1,6 +1,5 @@
 //! The memory that a job reads or writes: blocks of an endpoint, or spans.
 
-use std::fmt;
 use std::ptr::NonNull;
 
 use smallvec::SmallVec;
@@ -81,11 +80,7 @@ impl Blocks {
     }
 }
 
-impl fmt::Debug for Blocks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Blocks").field("len", &self.len()).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Blocks, |it| len: it.len());
 
 /// Host memory of one block after the other: for each one or more pairs of pointer and length.
 ///

@@ -263,15 +263,7 @@ pub struct StoreBuilder {
     pub(crate) close_within: Duration,
 }
 
-impl fmt::Debug for StoreBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StoreBuilder")
-            .field("groups", &self.groups.len())
-            .field("memory_tiers", &self.memory_tiers.len())
-            .field("disk", &self.disk)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(StoreBuilder, |it| groups: it.groups.len(), memory_tiers: it.memory_tiers.len(), disk: it.disk);
 
 impl StoreBuilder {
     pub(crate) const fn new() -> Self {

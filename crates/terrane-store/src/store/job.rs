@@ -34,11 +34,7 @@ pub struct Refused<G> {
     pub cause: StoreError,
 }
 
-impl<G> fmt::Debug for Refused<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Refused").field("cause", &self.cause).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Refused<G>, |it| cause: it.cause);
 
 terrane_core::delegate_error!(Refused<G>);
 
@@ -140,8 +136,4 @@ impl Future for JobFuture {
     }
 }
 
-impl fmt::Debug for JobFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JobFuture").finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(JobFuture);

@@ -65,7 +65,6 @@ pub(crate) mod why;
 pub(crate) mod write_back;
 pub(crate) mod write_down;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -212,8 +211,4 @@ impl Store {
     }
 }
 
-impl fmt::Debug for Store {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("tiers", &self.core().tiers.len()).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Store, |it| tiers: it.core().tiers.len());

@@ -1,7 +1,6 @@
 //! Memory that queues may register.
 
 use std::any::Any;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -133,11 +132,7 @@ impl IoMemory {
     }
 }
 
-impl fmt::Debug for IoMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IoMemory").field("length", &self.0.length).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(IoMemory, |it| length: it.0.length);
 
 /// A reference that does not keep buffers registered.
 pub(super) struct WeakMemory(Weak<MemoryInner>);

@@ -262,6 +262,7 @@ impl<E> State<E> {
 }
 
 /// The bring-up ended before all bytes were usable.
+#[derive(Debug)]
 pub struct BringUpEnded<E = StorageError> {
     /// The bytes that are usable, and stay usable.
     pub usable: ByteCount,
@@ -279,16 +280,6 @@ impl<E> fmt::Display for BringUpEnded<E> {
             f,
             "the preparation of {of} {how} after {usable}; use those, or drop the memory and try again"
         )
-    }
-}
-
-impl<E: fmt::Debug> fmt::Debug for BringUpEnded<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BringUpEnded")
-            .field("usable", &self.usable)
-            .field("of", &self.of)
-            .field("cause", &self.cause)
-            .finish()
     }
 }
 
