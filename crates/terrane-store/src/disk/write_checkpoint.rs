@@ -19,7 +19,6 @@ use terrane_core::sync::lock;
 use super::catalog::Catalog;
 use super::checkpoint::Header;
 use super::error::{CatalogError, FailedOperation};
-use super::failure::failure;
 use super::files::{OpenFile, OpenMode};
 use super::journal::Journal;
 use super::names;
@@ -62,7 +61,7 @@ impl Catalog {
         let number = begun.number;
         self.write(begun, live).inspect_err(|error| {
             // One that stays is removed when the store is opened.
-            let _ = self.files.unlink(&names::unfinished(number));
+            let _ = self.folder.files.unlink(&names::unfinished(number));
             if *error == CatalogError::CheckpointAbandoned {
                 lock(&self.state).abandon_checkpoint(number);
             }
@@ -72,27 +71,21 @@ impl Catalog {
     fn begin(&self) -> Result<Begun, CatalogError> {
         let number = lock(&self.state).next_number()?;
         let name = names::journal(number);
-        let failed = |error| failure(&self.directory.join(&name), error);
-        let created = Journal::create(self.files.as_ref(), number, OpenMode::Create);
-        let journal = created.map_err(failed)?;
-        let begun = self.sync_names(&name).and_then(|()| {
-            let mut state = lock(&self.state);
-            state.begin_checkpoint(&self.directory, journal)
-        });
+        let created = Journal::create(&*self.folder.files, number, OpenMode::Create);
+        let journal = created.map_err(|error| self.folder.failure(&name, error))?;
+        let synced = self.sync_names(&name);
+        let begun = synced.and_then(|()| lock(&self.state).begin_checkpoint(journal));
         begun.inspect_err(|_| {
             // The number is used again.
-            let _ = self.files.unlink(&name);
+            let _ = self.folder.files.unlink(&name);
         })
     }
 
     /// Makes the name of a file durable. If that fails, the catalog is read-only: a later sync of the
     /// directory would say nothing about the names that failed.
     fn sync_names(&self, name: &str) -> Result<(), CatalogError> {
-        self.files.sync_directory().map_err(|error| {
-            let path = self.directory.join(name);
-            lock(&self.state).fail(FailedOperation::Sync, &path, error);
-            failure(&path, error)
-        })
+        let synced = self.folder.files.sync_directory();
+        synced.map_err(|error| lock(&self.state).fail(FailedOperation::Sync, name, error))
     }
 
     fn write(
@@ -102,8 +95,8 @@ impl Catalog {
     ) -> Result<CheckpointReport, CatalogError> {
         let Begun { number, epoch, first_sequence, tombstones } = begun;
         let name = names::unfinished(number);
-        let failed = |error| failure(&self.directory.join(&name), error);
-        let file = self.files.open(&name, OpenMode::CreateNew).map_err(failed)?;
+        let failed = |error| self.folder.failure(&name, error);
+        let file = self.folder.open(&name, OpenMode::CreateNew)?;
         let mut writer = CheckpointWriter {
             catalog: self,
             file,
@@ -117,7 +110,7 @@ impl Catalog {
         writer.finish().map_err(failed)?;
         let report = CheckpointReport { number, blocks: writer.blocks, bytes: writer.written };
         let renamed = names::checkpoint(number);
-        self.files.rename(&name, &renamed).map_err(failed)?;
+        self.folder.files.rename(&name, &renamed).map_err(failed)?;
         self.sync_names(&renamed)?;
         let replaced = lock(&self.state).finish_checkpoint(number);
         // Without the lock: closing a removed file frees its disk blocks.
@@ -158,9 +151,8 @@ impl CheckpointWriter<'_> {
             return Ok(());
         }
         self.check_abandoned()?;
-        self.flush().map_err(|error| {
-            failure(&self.catalog.directory.join(names::unfinished(number)), error)
-        })
+        let flushed = self.flush();
+        flushed.map_err(|error| self.catalog.folder.failure(&names::unfinished(number), error))
     }
 
     fn check_abandoned(&self) -> Result<(), CatalogError> {

@@ -1,7 +1,6 @@
 //! Reads all records, on several threads, in chunks of bounded memory.
 
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
@@ -11,7 +10,7 @@ use terrane_core::convert::{to_u64, to_usize};
 use super::slots::Slots;
 use super::source::{Kind, Source};
 use crate::disk::error::CatalogError;
-use crate::disk::failure::failure;
+use crate::disk::folder::Folder;
 use crate::disk::live::LiveRecord;
 use crate::disk::record::{
     Content, GROUP, KEY_HEAD, Mark, PutFields, RECORD, RecordBytes, Stamp, are_whole, decode,
@@ -75,7 +74,7 @@ pub(crate) struct Scanned {
 /// All that the threads share.
 #[derive(Debug)]
 pub(crate) struct Scan<'a> {
-    pub directory: &'a Path,
+    folder: &'a Folder,
     pub epoch: u64,
     pub sources: &'a [Source],
     pub slots: &'a Slots,
@@ -88,7 +87,7 @@ pub(crate) struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     pub(crate) fn new(
-        directory: &'a Path,
+        folder: &'a Folder,
         epoch: u64,
         sources: &'a [Source],
         slots: &'a Slots,
@@ -101,7 +100,7 @@ impl<'a> Scan<'a> {
         };
         let chunks = sources.iter().enumerate().flat_map(of).collect();
         let (next, has_failed) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { directory, epoch, sources, slots, keep_keys, parts, chunks, next, has_failed }
+        Self { folder, epoch, sources, slots, keep_keys, parts, chunks, next, has_failed }
     }
 
     /// Reads all files. Every thread returns what it found.
@@ -129,7 +128,7 @@ impl<'a> Scan<'a> {
             let Some(source) = self.sources.get(index) else { break };
             if let Err(error) = worker.read(source, index, start) {
                 self.has_failed.store(true, Ordering::Relaxed);
-                return Err(failure(&self.directory.join(&source.name), error));
+                return Err(self.folder.failure(&source.name, error));
             }
         }
         Ok(worker.found)
