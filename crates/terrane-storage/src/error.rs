@@ -109,7 +109,7 @@ pub enum StorageError {
         /// The path.
         path: PathBuf,
         /// The type of the file.
-        found: FileType,
+        found: &'static str,
     },
     /// A file is shorter than required.
     #[error("{path:?} has {length} and needs {needed}; it is another file, or was truncated")]
@@ -214,33 +214,5 @@ impl StorageError {
             },
             other => AllocateError::Backend { kind, requested, label, source: Box::new(other) },
         }
-    }
-}
-
-/// The type of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FileType {
-    /// A directory.
-    Directory,
-    /// A FIFO.
-    Fifo,
-    /// A socket.
-    Socket,
-    /// A device.
-    Device,
-    /// Something else.
-    Other,
-}
-
-impl std::fmt::Display for FileType {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            Self::Directory => "a directory",
-            Self::Fifo => "a FIFO",
-            Self::Socket => "a socket",
-            Self::Device => "a device",
-            Self::Other => "of an unknown type",
-        })
     }
 }

@@ -11,7 +11,7 @@ use terrane_core::{
     Requirement,
 };
 
-use crate::error::{FileType, StorageError};
+use crate::error::StorageError;
 
 /// Only the owner may read the file: it may contain data of its prompts.
 const MODE: u32 = 0o600;
@@ -213,11 +213,11 @@ fn check_type(path: &Path, metadata: &Metadata) -> Result<(), StorageError> {
     let kind = metadata.file_type();
     let found = match () {
         () if kind.is_file() => return Ok(()),
-        () if kind.is_dir() => FileType::Directory,
-        () if kind.is_fifo() => FileType::Fifo,
-        () if kind.is_socket() => FileType::Socket,
-        () if kind.is_block_device() || kind.is_char_device() => FileType::Device,
-        () => FileType::Other,
+        () if kind.is_dir() => "a directory",
+        () if kind.is_fifo() => "a FIFO",
+        () if kind.is_socket() => "a socket",
+        () if kind.is_block_device() || kind.is_char_device() => "a device",
+        () => "of an unknown type",
     };
     Err(StorageError::NotAFile { path: path.to_owned(), found })
 }
@@ -252,7 +252,7 @@ pub(super) fn failure(path: &Path, requested: ByteCount, source: OsError) -> Sto
         libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY => {
             StorageError::NotWritable { path, source }
         }
-        libc::EISDIR => StorageError::NotAFile { path, found: FileType::Directory },
+        libc::EISDIR => StorageError::NotAFile { path, found: "a directory" },
         libc::ENOSPC | libc::EDQUOT | libc::EFBIG => {
             StorageError::NoSpace { path, requested, source }
         }

@@ -11,7 +11,7 @@ use terrane_core::OwnerProcess;
 use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
 
-use super::error::{CatalogError, FailedOperation, ReadOnlyReason};
+use super::error::{CatalogError, ReadOnlyReason};
 use super::files::{DirectoryLock, Files};
 use super::folder::{Folder, failure};
 use super::live::{LiveRecords, Recovered};
@@ -227,7 +227,7 @@ impl Catalog {
         for (number, file) in pending.journals() {
             if let Err(error) = file.sync_data() {
                 let name = names::journal(*number);
-                return Err(lock(&self.state).fail(FailedOperation::Sync, &name, error));
+                return Err(lock(&self.state).fail("a sync", &name, error));
             }
         }
         lock(&self.state).finish_sync(&pending);

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use terrane_core::OsError;
 use terrane_core::convert::to_u64;
 
-use super::error::{CatalogError, FailedOperation, ReadOnlyReason};
+use super::error::{CatalogError, ReadOnlyReason};
 use super::files::{OpenFile, OpenMode};
 use super::folder::Folder;
 use super::journal::Journal;
@@ -100,7 +100,7 @@ impl State {
         let number = number_after(last_number)?;
         // A journal that was not listed has records of an earlier session: it is not overwritten.
         if let Err(error) = self.begin_journal(number, OpenMode::CreateNew) {
-            self.fail(FailedOperation::Append, &names::journal(number), error);
+            self.fail("an append", &names::journal(number), error);
         }
         self.spare = Some(number);
         Ok(())
@@ -139,7 +139,7 @@ impl State {
         let Some(journal) = &mut self.journal else { return Ok(()) };
         let Err(error) = journal.append(bytes) else { return Ok(()) };
         let name = names::journal(journal.number);
-        Err(self.fail(FailedOperation::Append, &name, error))
+        Err(self.fail("an append", &name, error))
     }
 
     /// The last record that is not a mark.
@@ -228,7 +228,7 @@ impl State {
         next.epoch += 1;
         next.generation += 1;
         let replaced = superblocks::replace(&self.folder, &next, SUPERBLOCKS);
-        replaced.map_err(|(name, error)| self.fail(FailedOperation::Clear, name, error))?;
+        replaced.map_err(|(name, error)| self.fail("a clear", name, error))?;
         self.superblock = next;
         self.unsynced.clear();
         (self.tombstones, self.durable_tombstones) = (0, 0);
@@ -237,7 +237,7 @@ impl State {
         // Files of the older epoch may come back with a crash. The journal keeps its numbers above them.
         self.spare = None;
         let begun = self.begin_journal(number, OpenMode::Create);
-        begun.map_err(|error| self.fail(FailedOperation::Clear, &names::journal(number), error))?;
+        begun.map_err(|error| self.fail("a clear", &names::journal(number), error))?;
         // No record of an earlier epoch needs a sync.
         self.unsynced.clear();
         self.last_change = self.durable;
@@ -260,7 +260,7 @@ impl State {
     /// no trace: locks are held.
     pub(crate) fn fail(
         &mut self,
-        operation: FailedOperation,
+        operation: &'static str,
         name: &str,
         source: OsError,
     ) -> CatalogError {

@@ -18,7 +18,7 @@ use terrane_core::sync::lock;
 
 use super::catalog::Catalog;
 use super::checkpoint::Header;
-use super::error::{CatalogError, FailedOperation};
+use super::error::CatalogError;
 use super::files::{OpenFile, OpenMode};
 use super::journal::Journal;
 use super::names;
@@ -85,7 +85,7 @@ impl Catalog {
     /// directory would say nothing about the names that failed.
     fn sync_names(&self, name: &str) -> Result<(), CatalogError> {
         let synced = self.folder.files.sync_directory();
-        synced.map_err(|error| lock(&self.state).fail(FailedOperation::Sync, name, error))
+        synced.map_err(|error| lock(&self.state).fail("a sync", name, error))
     }
 
     fn write(

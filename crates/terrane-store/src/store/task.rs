@@ -313,7 +313,7 @@ mod tests {
         let group = BlockGroup::new("kv", 4096);
         let (store, _) = Store::builder().group(group).host(ByteCount::kib(64)).open().unwrap();
         let core = store.core();
-        let (job, task, end) = begin(core, JobOptions::new(), 2).unwrap();
+        let (job, task, end) = begin(core, JobOrigin::Caller, JobOptions::new(), 2).unwrap();
         let has_dropped = Arc::new(AtomicBool::new(false));
         task.guard.set(SetsOnDrop(Arc::clone(&has_dropped)));
         let slots = core.tiers[0].room(0).unwrap().try_take(3).unwrap();
