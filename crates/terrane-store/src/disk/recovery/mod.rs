@@ -85,7 +85,7 @@ pub(crate) fn read(
         removes: &removes,
     };
     let losses = findings.losses();
-    let mut merged = merge::merge(found, &slots, losses.first_kept)?;
+    let mut merged = merge::merge(found, &slots, losses.first_kept);
     merged.dropped += without_slot;
     let records: u64 = sources.sources.iter().map(|source| source.records).sum();
     let journals = sources.sources.iter().filter(|source| source.kind.is_journal()).count();

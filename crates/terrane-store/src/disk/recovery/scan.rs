@@ -2,7 +2,6 @@
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
 
 use terrane_core::OsError;
 use terrane_core::convert::{to_u64, to_usize};
@@ -17,6 +16,7 @@ use crate::disk::record::{
     decode_whole, key_head, key_part, key_parts,
 };
 use crate::key::KeyHash;
+use crate::parallel::on_threads;
 
 /// The records that a thread reads at once: they fit into a core's cache.
 const CHUNK: u64 = 2048;
@@ -105,7 +105,8 @@ impl<'a> Scan<'a> {
 
     /// Reads all files. Every thread returns what it found.
     pub(crate) fn run(&self, threads: NonZeroUsize) -> Result<Vec<Scanned>, CatalogError> {
-        in_parallel(threads.get().min(self.chunks.len()), |threads| self.work(threads))
+        let threads = threads.get().min(self.chunks.len());
+        on_threads(threads, "terrane-recovery", || self.work(threads)).into_iter().collect()
     }
 
     fn work(&self, threads: usize) -> Result<Scanned, CatalogError> {
@@ -282,35 +283,4 @@ impl Worker<'_, '_> {
             _ => self.found.gaps.push(gap),
         }
     }
-}
-
-/// Runs `work` on so many threads, this one included, and gathers the results.
-pub(crate) fn in_parallel<T: Send>(
-    threads: usize,
-    work: impl Fn(usize) -> Result<T, CatalogError> + Sync,
-) -> Result<Vec<T>, CatalogError> {
-    let work = &work;
-    thread::scope(|scope| {
-        let mut others = Vec::new();
-        for _ in 1..threads {
-            let name = String::from("terrane-recovery");
-            let thread = thread::Builder::new().name(name).spawn_scoped(scope, || work(threads));
-            match thread {
-                Ok(thread) => others.push(thread),
-                // This thread does the work alone, or with those that were started.
-                Err(error) => {
-                    tracing::debug!(%error, "recovery runs on fewer threads");
-                    break;
-                }
-            }
-        }
-        let mut results = vec![work(threads)];
-        for thread in others {
-            match thread.join() {
-                Ok(result) => results.push(result),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        results.into_iter().collect()
-    })
 }
