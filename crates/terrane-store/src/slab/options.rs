@@ -1,7 +1,7 @@
 //! Options of the slab files and of their I/O.
 
 use terrane_core::{ByteCount, Durability, Requirement};
-use terrane_storage::{IoBackend, IoQueueOptions};
+use terrane_storage::{DiskOptions, IoBackend, IoQueueOptions};
 
 /// Options of [`Slabs`](super::Slabs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,18 @@ pub(crate) struct SlabOptions {
     pub(crate) preallocate: Requirement,
     /// Files are neither created nor written.
     pub(crate) read_only: bool,
+}
+
+impl SlabOptions {
+    /// The options of each slab file.
+    pub(super) const fn disk(&self) -> DiskOptions {
+        DiskOptions {
+            direct: self.direct,
+            preallocate: self.preallocate,
+            durability: self.durability,
+            unnamed: Requirement::Preferred,
+        }
+    }
 }
 
 impl Default for SlabOptions {
