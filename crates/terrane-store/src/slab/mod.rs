@@ -40,7 +40,7 @@ use inbox::{Inbox, Message};
 pub(crate) use options::SlabOptions;
 pub use request::{JobId, Priority};
 pub(crate) use request::{
-    SlabBuffers, SlabDirection, SlabDone, SlabFailure, SlabHealth, SlabRequest, SlabSink,
+    SlabBuffers, SlabDirection, SlabDone, SlabFailure, SlabRequest, SlabSink,
 };
 use worker::Worker;
 
@@ -93,7 +93,7 @@ impl Slabs {
         })?;
         let mut capabilities = files.capabilities.clone();
         capabilities.extend(queue.capabilities().outcomes().iter().cloned());
-        let health = HealthState::new();
+        let health = HealthState::default();
         if options.read_only {
             health.make_read_only(StoreError::ReadOnly);
         }
@@ -212,11 +212,12 @@ impl Slabs {
         self.handle.shared.files.punch(group, slots)
     }
 
-    /// Whether blocks can be read and written.
-    pub(crate) fn health(&self) -> SlabHealth {
+    /// Why a block cannot be written now: [`SlabFailure::ReadOnly`], or [`SlabFailure::Refused`] if it
+    /// cannot be read either.
+    pub(crate) fn refusal(&self) -> Option<SlabFailure> {
         match self.handle.owner.check() {
-            Ok(()) => self.handle.shared.health.get(),
-            Err(forked) => SlabHealth::Off(Arc::new(forked.into())),
+            Ok(()) => self.handle.shared.health.refusal(true),
+            Err(forked) => Some(SlabFailure::Refused(Arc::new(forked.into()))),
         }
     }
 

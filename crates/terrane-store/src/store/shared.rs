@@ -13,7 +13,7 @@ use terrane_transfer::TransferManager;
 use crate::KeyHash;
 use crate::error::StoreError;
 use crate::key::KeyHasher;
-use crate::slab::{JobId, Priority, SlabHealth};
+use crate::slab::{JobId, Priority, SlabFailure};
 use crate::store::builder::WritePolicy;
 use crate::store::claims::Claims;
 use crate::store::control::JobControl;
@@ -291,12 +291,9 @@ impl StoreCore {
         if disk.is_read_only {
             return Some(Arc::new(StoreError::ReadOnly));
         }
-        match disk.slabs.health() {
-            SlabHealth::Good => {
-                let error = disk.catalog.read_only()?;
-                Some(Arc::new(StoreError::from(error)))
-            }
-            SlabHealth::ReadOnly(error) | SlabHealth::Off(error) => Some(error),
+        match disk.slabs.refusal() {
+            Some(SlabFailure::ReadOnly(error) | SlabFailure::Refused(error)) => Some(error),
+            _ => disk.catalog.read_only().map(|error| Arc::new(error.into())),
         }
     }
 

@@ -94,8 +94,8 @@ fn read_only_files_are_neither_created_nor_written() {
     let mut memory = Guarded::new(&[(0, 100)]);
     let result = run(&slabs, request(1, memory.buffers(), SlabDirection::Write));
     assert!(matches!(result, Err(SlabFailure::ReadOnly(_))), "{result:?}");
-    let health = slabs.health();
-    assert!(matches!(health, SlabHealth::ReadOnly(_)), "{health:?}");
+    let refusal = slabs.refusal();
+    assert!(matches!(refusal, Some(SlabFailure::ReadOnly(_))), "{refusal:?}");
 }
 
 #[test]
