@@ -198,20 +198,14 @@ impl StorageError {
             Self::TooStrictlyAligned { requested, largest } => {
                 AllocateError::TooStrictlyAligned { kind, requested, largest, label }
             }
-            Self::OutOfMemory { available, .. } => AllocateError::OutOfMemory {
-                kind,
-                requested,
-                available,
-                label,
-                source: Some(Box::new(self)),
-            },
-            Self::NoSpace { .. } => AllocateError::OutOfMemory {
-                kind,
-                requested,
-                available: None,
-                label,
-                source: Some(Box::new(self)),
-            },
+            Self::OutOfMemory { .. } | Self::NoSpace { .. } => {
+                let available = match &self {
+                    Self::OutOfMemory { available, .. } => *available,
+                    _ => None,
+                };
+                let source = Some(Box::new(self) as _);
+                AllocateError::OutOfMemory { kind, requested, available, label, source }
+            }
             other => AllocateError::Backend { kind, requested, label, source: Box::new(other) },
         }
     }

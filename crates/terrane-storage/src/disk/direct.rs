@@ -27,12 +27,9 @@ pub(super) fn alignments(file: &File) -> Result<DirectAlignments, Reason> {
     }
     match sys::file::direct_alignment(file.as_fd()).map_err(Reason::Os)? {
         None => Ok(DirectAlignments { memory: Alignment::PAGE, offset: Alignment::PAGE }),
-        Some(said) => {
+        Some([memory, offset]) => {
             let alignment = |bytes| Alignment::new(bytes).map_err(|_| Reason::Unsupported { by });
-            Ok(DirectAlignments {
-                memory: alignment(said.memory)?,
-                offset: alignment(said.offset)?,
-            })
+            Ok(DirectAlignments { memory: alignment(memory)?, offset: alignment(offset)? })
         }
     }
 }

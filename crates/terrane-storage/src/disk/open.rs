@@ -100,10 +100,20 @@ pub(super) fn scratch(
     report: &mut CapabilityReport,
 ) -> Result<Opened, StorageError> {
     check_path(directory)?;
-    if unnamed == Requirement::Off {
-        report.record(Capability::UnnamedFile, unnamed, CapabilityStatus::NotTried);
-        return unlinked(directory);
+    let attempt = match unnamed {
+        Requirement::Off => None,
+        _ => Some(nameless(directory)?),
+    };
+    report.record(Capability::UnnamedFile, unnamed, CapabilityStatus::of(attempt.as_ref()));
+    report.check()?;
+    match attempt {
+        Some(Ok(file)) => Opened::new(file, directory),
+        _ => unlinked(directory),
     }
+}
+
+/// Creates a file that never had a name, if the file system can.
+fn nameless(directory: &Path) -> Result<Result<File, Reason>, StorageError> {
     let opened = OpenOptions::new()
         .read(true)
         .write(true)
@@ -111,21 +121,15 @@ pub(super) fn scratch(
         // With `O_EXCL` the file can never get a name.
         .custom_flags(libc::O_TMPFILE | libc::O_EXCL)
         .open(directory);
-    match opened {
-        Ok(file) => {
-            report.record(Capability::UnnamedFile, unnamed, CapabilityStatus::Granted);
-            Opened::new(file, directory)
+    let error = match opened {
+        Ok(file) => return Ok(Ok(file)),
+        Err(error) => OsError::from_io("open", &error),
+    };
+    match error.code {
+        libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL => {
+            Ok(Err(Reason::Unsupported { by: "the file system" }))
         }
-        Err(error) => {
-            let error = OsError::from_io("open", &error);
-            if !matches!(error.code, libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL) {
-                return Err(creation_failure(directory, directory, error));
-            }
-            let reason = Reason::Unsupported { by: "the file system" };
-            report.record(Capability::UnnamedFile, unnamed, CapabilityStatus::Refused(reason));
-            report.check()?;
-            unlinked(directory)
-        }
+        _ => Err(creation_failure(directory, directory, error)),
     }
 }
 

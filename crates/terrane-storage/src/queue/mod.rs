@@ -122,32 +122,16 @@ impl IoQueue {
         let mut capabilities = CapabilityReport::default();
         let requirement = options.backend.requirement();
         let ring = match options.backend {
-            IoBackend::Threads => {
-                capabilities.record(Capability::IoUring, requirement, CapabilityStatus::NotTried);
-                None
-            }
-            IoBackend::Auto | IoBackend::IoUring => match Ring::new(options) {
-                Ok(ring) => {
-                    capabilities.record(
-                        Capability::IoUring,
-                        requirement,
-                        CapabilityStatus::Granted,
-                    );
-                    Some(ring)
-                }
-                Err(reason) => {
-                    tracing::debug!(%reason, "io_uring refused");
-                    capabilities.record(
-                        Capability::IoUring,
-                        requirement,
-                        CapabilityStatus::Refused(reason),
-                    );
-                    capabilities.check()?;
-                    None
-                }
-            },
+            IoBackend::Threads => None,
+            IoBackend::Auto | IoBackend::IoUring => Some(Ring::new(options)),
         };
-        let backend = match ring {
+        if let Some(Err(reason)) = &ring {
+            tracing::debug!(%reason, "io_uring refused");
+        }
+        let status = CapabilityStatus::of(ring.as_ref());
+        capabilities.record(Capability::IoUring, requirement, status);
+        capabilities.check()?;
+        let backend = match ring.and_then(Result::ok) {
             Some(ring) => Backend::Ring(Box::new(ring)),
             None => Backend::Workers(Box::new(Workers::new(depth, options.thread_count(depth))?)),
         };

@@ -103,16 +103,9 @@ pub(crate) fn reserve(file: BorrowedFd<'_>, length: u64) -> Result<(), OsError> 
     }
 }
 
-/// The alignments for direct I/O that the file system reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DirectAlignment {
-    pub(crate) memory: u64,
-    pub(crate) offset: u64,
-}
-
-/// The result of `statx` with `STATX_DIOALIGN` (Linux 6.1). `None` if the kernel or the file system
+/// The alignments of memory and of offsets for direct I/O, by `statx` with `STATX_DIOALIGN` (Linux 6.1). `None` if the kernel or the file system
 /// does not report it. Zeros if the file does not support direct I/O.
-pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> Result<Option<DirectAlignment>, OsError> {
+pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> Result<Option<[u64; 2]>, OsError> {
     let mut status = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: the path is a NUL-terminated literal. The kernel writes a `statx` to memory of that
     // size, or fails.
@@ -128,10 +121,8 @@ pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> Result<Option<DirectAlig
     check("statx", result)?;
     // SAFETY: all zeros is a valid `statx`, and the kernel has written over it.
     let status = unsafe { status.assume_init() };
-    Ok((status.stx_mask & libc::STATX_DIOALIGN != 0).then(|| DirectAlignment {
-        memory: u64::from(status.stx_dio_mem_align),
-        offset: u64::from(status.stx_dio_offset_align),
-    }))
+    let alignments = [status.stx_dio_mem_align, status.stx_dio_offset_align].map(u64::from);
+    Ok((status.stx_mask & libc::STATX_DIOALIGN != 0).then_some(alignments))
 }
 
 /// Whether the file is on a file system without a device (tmpfs, ramfs, hugetlbfs).
