@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use terrane_core::sync::{lock, unpoisoned};
+use terrane_core::sync::{lock, wait_until};
 
 use crate::error::StoreError;
 use crate::store::one_shot::OneShot;
@@ -150,18 +150,14 @@ impl Maintenance {
             if state.ends.is_some() {
                 return Step::Stop;
             }
-            let left = match &mut state.export {
+            let next = match &mut state.export {
                 Some(export) if export.next <= now => {
                     export.next = instant_after(export.interval);
                     return Step::Export(export.path.clone());
                 }
-                Some(export) => Some(export.next - now),
-                None => None,
+                export => export.as_ref().map(|export| export.next),
             };
-            state = match left {
-                None => unpoisoned(self.changed.wait(state)),
-                Some(left) => unpoisoned(self.changed.wait_timeout(state, left)).0,
-            };
+            state = wait_until(&self.changed, state, next).unwrap_or_else(|state| state);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use slab::Slab;
 use terrane_core::OwnerProcess;
-use terrane_core::sync::{lock, unpoisoned};
+use terrane_core::sync::{lock, wait_until};
 use terrane_transfer::TransferManager;
 
 use crate::KeyHash;
@@ -156,19 +156,13 @@ impl JobTable {
         loop {
             let internal = if with_internal { 0 } else { state.internal };
             let left = state.running.len() - internal;
-            if left == 0 {
-                state.waiting -= 1;
-                return 0;
-            }
-            state = match deadline {
-                None => unpoisoned(self.ended.wait(state)),
-                Some(deadline) => {
-                    let time = deadline.saturating_duration_since(Instant::now());
-                    if time.is_zero() {
-                        state.waiting -= 1;
-                        return left;
-                    }
-                    unpoisoned(self.ended.wait_timeout(state, time)).0
+            let waited =
+                if left > 0 { wait_until(&self.ended, state, deadline) } else { Err(state) };
+            state = match waited {
+                Ok(state) => state,
+                Err(mut state) => {
+                    state.waiting -= 1;
+                    return left;
                 }
             };
         }

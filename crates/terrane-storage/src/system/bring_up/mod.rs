@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
-use terrane_core::sync::{lock, unpoisoned};
+use terrane_core::sync::{lock, wait_until};
 
 use super::progress::{Progress, ProgressEntry};
 use crate::error::StorageError;
@@ -122,16 +122,10 @@ impl<E> BringUp<E> {
             if let Some(answer) = self.0.answer(&ending, bytes) {
                 return answer.map(|()| true);
             }
-            ending = match deadline {
-                None => unpoisoned(self.0.changed.wait(ending)),
-                Some(deadline) => {
-                    let remaining = deadline.saturating_duration_since(Instant::now());
-                    if remaining.is_zero() {
-                        return Ok(false);
-                    }
-                    unpoisoned(self.0.changed.wait_timeout(ending, remaining)).0
-                }
+            let Ok(changed) = wait_until(&self.0.changed, ending, deadline) else {
+                return Ok(false);
             };
+            ending = changed;
         }
     }
 
