@@ -33,12 +33,12 @@ pub(crate) mod get;
 pub(crate) mod get_plan;
 pub(crate) mod group;
 pub(crate) mod job;
-pub(crate) mod key_order;
 pub(crate) mod lease;
 pub(crate) mod load;
 pub(crate) mod maintenance;
 #[cfg(feature = "metrics")]
 mod metrics_facade;
+pub(crate) mod moves;
 pub(crate) mod one_shot;
 pub(crate) mod open;
 pub(crate) mod openmetrics;
@@ -53,6 +53,7 @@ pub(crate) mod request;
 pub(crate) mod result;
 pub(crate) mod room;
 
+pub(crate) mod sharded;
 pub(crate) mod shared;
 pub(crate) mod snapshot;
 pub(crate) mod submit;

@@ -14,8 +14,7 @@ use crate::error::StoreError;
 use crate::slab::SlabBuffers;
 use crate::store::Store;
 use crate::store::claims::ClaimKind;
-use crate::store::counters::RecentCause;
-use crate::store::event::Events;
+use crate::store::event::{Events, StoreEventKind};
 use crate::store::lease::{Lease, LeasePins};
 use crate::store::presence::{Presence, TierId};
 use crate::store::room::{LeasedSlot, PinnedSlot};
@@ -133,9 +132,9 @@ impl Store {
             return Why::Writing;
         }
         match core.recent.get(hash) {
-            Some(RecentCause::Removed) => Why::Removed,
-            Some(RecentCause::Corrupt) => Why::Corrupt,
-            Some(RecentCause::Unreadable) => Why::Unreadable,
+            Some(StoreEventKind::Corrupt) => Why::Corrupt,
+            Some(StoreEventKind::Unreadable) => Why::Unreadable,
+            Some(_) => Why::Removed,
             None if core.was_evicted(group, hash) => Why::Evicted,
             None => Why::NeverSeen,
         }
@@ -315,7 +314,7 @@ impl StoreCore {
         let counters = &self.counters;
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let rooms = || self.tiers.iter().flat_map(|tier| &tier.rooms);
-        let job_times = counters.job_times.histogram(0);
+        let job_times = self.job_times.histogram(0);
         StoreSnapshot {
             tiers: self.tiers.iter().map(|tier| self.tier_snapshot(tier)).collect(),
             misses: Misses {

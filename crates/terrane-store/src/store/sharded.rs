@@ -1,27 +1,30 @@
-//! The order of changes of one key: the index first, then the record, and no other thread between.
+//! Values for shards of the keys.
 
+use std::array;
 use std::sync::{Mutex, MutexGuard};
 
 use crossbeam_utils::CachePadded;
+use terrane_core::convert::to_usize;
 use terrane_core::sync::lock;
 
 use crate::KeyHash;
 
 const SHARDS: usize = 64;
 
-/// One lock for each shard of keys.
-pub(crate) struct KeyOrder {
-    shards: Box<[CachePadded<Mutex<()>>]>,
+/// One value for each shard of the keys, under a lock of its own.
+pub(crate) struct Sharded<T> {
+    shards: Box<[CachePadded<Mutex<T>>; SHARDS]>,
 }
 
-impl KeyOrder {
-    pub(crate) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| CachePadded::new(Mutex::new(()))).collect() }
+impl<T> Sharded<T> {
+    /// Locks the value of the key's shard.
+    pub(crate) fn lock(&self, key: KeyHash) -> MutexGuard<'_, T> {
+        lock(&self.shards[to_usize(key.low()) % SHARDS])
     }
+}
 
-    /// Excludes other changes of the key. A query does not take this lock.
-    pub(crate) fn lock(&self, key: KeyHash) -> Option<MutexGuard<'_, ()>> {
-        let number = usize::try_from(key.high() & 63).unwrap_or(0);
-        self.shards.get(number).map(|shard| lock(shard))
+impl<T: Default> Default for Sharded<T> {
+    fn default() -> Self {
+        Self { shards: Box::new(array::from_fn(|_| CachePadded::default())) }
     }
 }

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use slab::Slab;
 use terrane_core::OwnerProcess;
+use terrane_core::metrics::ShardedCounters;
 use terrane_core::sync::{lock, wait_until};
 use terrane_transfer::TransferManager;
 
 use crate::KeyHash;
 use crate::error::StoreError;
 use crate::key::KeyHasher;
-use crate::slab::{JobId, Priority, SlabFailure};
+use crate::slab::{JobId, SlabFailure};
 use crate::store::builder::WritePolicy;
 use crate::store::claims::Claims;
 use crate::store::control::JobControl;
@@ -23,10 +24,10 @@ use crate::store::executor::Executor;
 use crate::store::gate::Gate;
 use crate::store::group::GroupInfo;
 use crate::store::job::Drained;
-use crate::store::key_order::KeyOrder;
 use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
 use crate::store::room::{Room, RoomOwner};
+use crate::store::sharded::Sharded;
 use crate::store::task::is_ending_job;
 use crate::store::tier::{DiskParts, Tier};
 
@@ -48,11 +49,15 @@ pub(crate) struct StoreCore {
     pub(crate) policy: WritePolicy,
     pub(crate) close_within: Duration,
     pub(crate) claims: Arc<Claims>,
-    pub(crate) order: KeyOrder,
+    /// Excludes other changes of a key: the index first, then the record, and no other thread between.
+    /// A query takes no such lock.
+    pub(crate) order: Sharded<()>,
     pub(crate) gate: Gate,
     pub(crate) executor: Executor,
     pub(crate) maintenance: Maintenance,
     pub(crate) counters: StoreCounters,
+    /// A histogram of nanoseconds. Its count is that of the jobs that ended.
+    pub(crate) job_times: ShardedCounters,
     pub(crate) names: KeyNames,
     pub(crate) subscribers: Subscribers,
     pub(crate) recent: Recent,
@@ -221,18 +226,6 @@ impl StoreCore {
     /// The tier below.
     pub(crate) fn below(&self, tier: TierId) -> Option<&Tier> {
         self.tiers.get(tier.index() + 1)
-    }
-
-    /// The controls of a new job with so many keys.
-    pub(crate) fn control(
-        &self,
-        keys: usize,
-        deadline: Option<Instant>,
-        priority: Priority,
-    ) -> Arc<JobControl> {
-        let slabs = self.disk.as_ref().map(|disk| &disk.slabs);
-        let job = (self.jobs.next_id(), keys);
-        Arc::new(JobControl::new(job, deadline, priority, &self.executor, slabs))
     }
 
     pub(crate) fn key_name(&self, key: KeyHash) -> KeyName {

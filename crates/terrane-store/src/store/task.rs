@@ -227,7 +227,10 @@ pub(crate) fn begin_without_task(
         Some((queue, tag)) => Some((queue.reserve()?, *tag)),
         None => None,
     };
-    let control = core.control(keys, options.deadline, options.priority);
+    let slabs = core.disk.as_ref().map(|disk| &disk.slabs);
+    let job = (core.jobs.next_id(), keys);
+    let (deadline, priority) = (options.deadline, options.priority);
+    let control = Arc::new(JobControl::new(job, deadline, priority, &core.executor, slabs));
     // Before the job is in the table: a close that sees the job finds the thread there, too.
     let live = core.executor.enter();
     let in_table = core.jobs.begin(&control, origin)?;
@@ -265,7 +268,7 @@ impl EndParts {
         let (id, bytes) = (self.control.id(), ByteCount::new(bytes));
         let mut outcome = JobOutcome { id, tag: 0, results, bytes, took, is_ok };
         if self.in_table.is_of_caller() {
-            counters.job_times.update(|shard| shard.record(0, nanoseconds(took)));
+            self.core.job_times.update(|shard| shard.record(0, nanoseconds(took)));
         }
         self.core.report_health();
         if let Some((place, tag)) = self.place.take() {

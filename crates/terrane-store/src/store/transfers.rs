@@ -94,8 +94,7 @@ pub(crate) struct StartedCopy<K> {
 }
 
 enum CopyState<K> {
-    Done,
-    Refused(BlockResult),
+    Ended(Result<(), BlockResult>),
     /// Its end releases what the blocks keep, once it is awaited.
     Running(CopyEnd<K>),
     /// A task awaits its end.
@@ -121,7 +120,7 @@ impl JobTask {
         }
         let Some(manager) = &self.core.manager else {
             let result = BlockResult::failed(StoreError::NeedsHostTier { kind: from.kind() });
-            return StartedCopy { tier, indices, state: CopyState::Refused(result) };
+            return StartedCopy { tier, indices, state: CopyState::Ended(Err(result)) };
         };
         let state = match manager.submit(transfer, (keeps, Arc::clone(&self.guard))) {
             Ok(completion) => {
@@ -131,7 +130,7 @@ impl JobTask {
                 }
                 CopyState::Running(completion.into_future())
             }
-            Err(rejected) => CopyState::Refused(failed(rejected.cause)),
+            Err(rejected) => CopyState::Ended(Err(failed(rejected.cause))),
         };
         StartedCopy { tier, indices, state }
     }
@@ -160,8 +159,8 @@ pub(crate) fn transfer(
 
 impl<K> StartedCopy<K> {
     /// A copy that has ended.
-    pub(crate) fn done(tier: TierId, index: usize) -> Self {
-        Self { tier, indices: smallvec![index], state: CopyState::Done }
+    pub(crate) fn ended(tier: TierId, index: usize, result: Result<(), BlockResult>) -> Self {
+        Self { tier, indices: smallvec![index], state: CopyState::Ended(result) }
     }
 
     /// Lets a task of its own await the end, so that what the blocks keep is released at once: this
@@ -190,8 +189,7 @@ impl<K> StartedCopy<K> {
     /// Waits for the end. It is called once.
     pub(crate) async fn end(&mut self) -> Result<(), BlockResult> {
         match &mut self.state {
-            CopyState::Done => Ok(()),
-            CopyState::Refused(result) => Err(result.clone()),
+            CopyState::Ended(result) => result.clone(),
             CopyState::Running(copy) => copy.await.result.map(|_| ()).map_err(failed),
             CopyState::Watched(watched) => watched.receive().await,
         }

@@ -26,7 +26,6 @@ use crate::store::control::{JobControl, PriorityQueue, Stopped};
 use crate::store::presence::TierId;
 use crate::store::result::NoRoom;
 
-pub(crate) use quarantine::Damage;
 pub(crate) use slots::{LeasedSlot, PinnedSlot, SharedSlots, TakenSlots};
 use waiting::{Grant, WaitingForRoom};
 
