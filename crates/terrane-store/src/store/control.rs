@@ -16,22 +16,6 @@ use crate::store::executor::{Executor, Timed};
 use crate::store::outcome::OutcomeCell;
 use crate::store::result::BlockResult;
 
-/// Why a job stopped waiting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stopped {
-    Cancelled,
-    TimedOut,
-}
-
-impl From<Stopped> for BlockResult {
-    fn from(stopped: Stopped) -> Self {
-        match stopped {
-            Stopped::Cancelled => Self::Cancelled,
-            Stopped::TimedOut => Self::TimedOut,
-        }
-    }
-}
-
 /// The controls of one job, and its outcome: the caller and the task share them.
 pub(crate) struct JobControl {
     id: JobId,
@@ -101,12 +85,12 @@ impl JobControl {
     }
 
     /// Whether the job has to stop now, and why.
-    pub(crate) fn stopped(&self) -> Option<Stopped> {
+    pub(crate) fn stopped(&self) -> Option<BlockResult> {
         if self.is_cancelled.load(Ordering::Acquire) {
-            return Some(Stopped::Cancelled);
+            return Some(BlockResult::Cancelled);
         }
         let has_passed = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
-        has_passed.then_some(Stopped::TimedOut)
+        has_passed.then_some(BlockResult::TimedOut)
     }
 
     pub(crate) fn cancel(&self) {
@@ -168,7 +152,7 @@ impl JobControl {
     }
 
     /// Waits for a future, a cancellation or the deadline.
-    pub(crate) async fn until<F: Future>(&self, future: F) -> Result<F::Output, Stopped> {
+    pub(crate) async fn until<F: Future>(&self, future: F) -> Result<F::Output, BlockResult> {
         let mut future = pin!(future);
         let mut timer: Option<Timed> = None;
         poll_fn(|context| {

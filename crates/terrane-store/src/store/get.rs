@@ -50,7 +50,7 @@ pub(crate) async fn run(
     let mut pending: SmallVec<[usize; 4]> = (0..keys.len()).collect();
     while !pending.is_empty() {
         if let Some(stopped) = task.control.stopped() {
-            pending.iter().for_each(|&index| get.set(index, stopped.into()));
+            pending.iter().for_each(|&index| get.set(index, stopped.clone()));
             break;
         }
         // The future has room for what it waits for, and not for the plan: it stays small.
@@ -131,7 +131,7 @@ impl Get<'_> {
                 Ok(()) => pending.push(index),
                 Err(stopped) => {
                     count(&task.core.counters.missed_writing, 1);
-                    self.set(index, stopped.into());
+                    self.set(index, stopped);
                 }
             }
         }

@@ -89,7 +89,7 @@ impl<'a> Load<'a> {
             for (index, claim) in others {
                 match task.control.until(claim.wait()).await {
                     Ok(()) => pending.push(index),
-                    Err(stopped) => set(&mut results, index, stopped.into()),
+                    Err(stopped) => set(&mut results, index, stopped),
                 }
             }
         }
@@ -106,13 +106,11 @@ impl<'a> Load<'a> {
     ) {
         let (task, core) = (self.task, &self.task.core);
         let Some(room) = tier.room(task.group) else { return };
-        let set_all = |results: &mut [BlockResult], result: &BlockResult| {
-            part.iter().for_each(|(index, _)| set(results, *index, result.clone()));
-        };
         let mut taken = match room.take(part.len(), &task.control).await {
-            Ok(Ok(taken)) => taken,
-            Ok(Err(no_room)) => return set_all(results, &BlockResult::NoRoom(no_room)),
-            Err(stopped) => return set_all(results, &stopped.into()),
+            Ok(taken) => taken,
+            Err(result) => {
+                return part.iter().for_each(|(index, _)| set(results, *index, result.clone()));
+            }
         };
         let mut own = Vec::with_capacity(part.len());
         for (at, (index, key)) in part.into_iter().enumerate() {

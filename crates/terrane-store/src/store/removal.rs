@@ -31,7 +31,7 @@ pub(crate) async fn clear(task: &JobTask) -> BlockResult {
     match task.control.until(task.core.maintenance.clear()).await {
         Ok(Ok(())) => BlockResult::Done { bytes: 0 },
         Ok(Err(error)) => BlockResult::Failed(error),
-        Err(stopped) => stopped.into(),
+        Err(stopped) => stopped,
     }
 }
 

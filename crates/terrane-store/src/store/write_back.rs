@@ -53,7 +53,7 @@ pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Opt
 
 pub(crate) async fn sync_disk(task: &JobTask) -> Result<(), BlockResult> {
     let synced = task.control.until(task.core.maintenance.sync()).await;
-    synced.map_err(BlockResult::from)?.map_err(BlockResult::Failed)
+    synced?.map_err(BlockResult::Failed)
 }
 
 /// Writes all dirty blocks to the slowest tier, and syncs it.

@@ -110,7 +110,7 @@ impl<'a> WriteDown<'a> {
             for (dirty, claim) in others {
                 match self.task.control.until(claim.wait()).await {
                     Ok(()) => pending.push(dirty),
-                    Err(stopped) => set(&mut results, dirty.index, stopped.into()),
+                    Err(stopped) => set(&mut results, dirty.index, stopped),
                 }
             }
         }
@@ -130,9 +130,8 @@ impl<'a> WriteDown<'a> {
             return self.give_up(own, &BlockResult::Failed(error), results);
         }
         let taken = match room.take(own.len(), &self.task.control).await {
-            Ok(Ok(taken)) => taken,
-            Ok(Err(no_room)) => return self.give_up(own, &BlockResult::NoRoom(no_room), results),
-            Err(stopped) => return self.give_up(own, &stopped.into(), results),
+            Ok(taken) => taken,
+            Err(result) => return self.give_up(own, &result, results),
         };
         if below.is_disk() {
             self.write_to_disk(from, below, (taken, own), results).await;
