@@ -277,13 +277,9 @@ fn make_call(transfer: &Transfer) -> Result<usize, i32> {
             return result.map(|()| 0).map_err(|error| error.code);
         }
     };
-    let result = if transfer.operation == IoOperation::Read {
-        // SAFETY: the submitter of the request keeps the buffers writable and the descriptor open
-        // until the request completes, which is after this call.
-        unsafe { sys::file::read_vectored(descriptor, vectors, offset) }
-    } else {
-        // SAFETY: as above, with readable buffers.
-        unsafe { sys::file::write_vectored(descriptor, vectors, offset) }
-    };
+    let is_read = transfer.operation == IoOperation::Read;
+    // SAFETY: the submitter of the request keeps the buffers writable, or readable for a write, and the
+    // descriptor open until the request completes, which is after this call.
+    let result = unsafe { sys::file::transfer(descriptor, vectors, offset, is_read) };
     result.map_err(|error| error.code)
 }

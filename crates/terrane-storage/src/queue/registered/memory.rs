@@ -96,7 +96,7 @@ impl IoMemory {
         }
         let buffers = lock(&self.0.buffers);
         let lengths = buffers.iter().filter(|buffer| buffer.is_in_force());
-        ByteCount::new(lengths.map(|buffer| to_u64(buffer.length())).sum())
+        ByteCount::new(lengths.map(|buffer| to_u64(buffer.length)).sum())
     }
 
     pub(super) fn is_of_this_process(&self) -> bool {
