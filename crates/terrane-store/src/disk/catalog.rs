@@ -57,7 +57,7 @@ pub struct CatalogOptions {
 pub struct Catalog {
     pub(super) folder: Folder,
     pub(super) groups: Vec<GroupSlots>,
-    process: OwnerProcess,
+    pub(super) process: OwnerProcess,
     /// Not in the state: no lock is needed to read it.
     secret: Secret,
     pub(super) state: Mutex<State>,
@@ -280,10 +280,6 @@ impl Catalog {
     }
 
     /// Checks that the calls are made by the process that opened the catalog.
-    pub(super) fn check_process(&self) -> Result<(), CatalogError> {
-        Ok(self.process.check()?)
-    }
-
     /// Checks a record against the groups.
     pub(super) fn check(&self, record: &PutRecord<'_>) -> Result<(), CatalogError> {
         let &PutRecord { group, slot, length, key, .. } = record;

@@ -55,7 +55,7 @@ impl Catalog {
         &self,
         live: impl FnOnce(&mut CheckpointWriter<'_>) -> Result<(), CatalogError>,
     ) -> Result<CheckpointReport, CatalogError> {
-        self.check_process()?;
+        self.process.check()?;
         let _turn = lock(&self.maintenance);
         let begun = self.begin()?;
         let number = begun.number;

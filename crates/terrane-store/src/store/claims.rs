@@ -33,7 +33,7 @@ pub(crate) struct Claims {
 
 /// The claim of a job on a key.
 pub(crate) struct Claim {
-    kind: ClaimKind,
+    pub(crate) kind: ClaimKind,
     /// The key was removed meanwhile, so the job must not store the block.
     is_removed: AtomicBool,
     end: Mutex<ClaimEnd>,
@@ -98,10 +98,6 @@ impl Claims {
 }
 
 impl Claim {
-    pub(crate) const fn kind(&self) -> ClaimKind {
-        self.kind
-    }
-
     /// Waits until the claim has ended.
     pub(crate) async fn wait(&self) {
         poll_fn(|context| {

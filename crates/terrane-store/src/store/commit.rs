@@ -73,7 +73,7 @@ impl StoreCore {
         places: &mut [Place<'_>],
     ) -> Result<Committed, StoreError> {
         let entry = self.gate.enter().await;
-        if block.epoch.is_some_and(|epoch| epoch != entry.epoch()) {
+        if block.epoch.is_some_and(|epoch| epoch != entry.epoch) {
             return Ok(Committed::Dropped);
         }
         let order = self.order.lock(block.key);

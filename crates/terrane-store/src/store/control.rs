@@ -18,9 +18,9 @@ use crate::store::result::BlockResult;
 
 /// The controls of one job, and its outcome: the caller and the task share them.
 pub(crate) struct JobControl {
-    id: JobId,
+    pub(crate) id: JobId,
     pub(crate) outcome: OutcomeCell,
-    deadline: Option<Instant>,
+    pub(crate) deadline: Option<Instant>,
     executor: Executor,
     slabs: Option<Slabs>,
     is_cancelled: AtomicBool,
@@ -66,14 +66,6 @@ impl JobControl {
             priority: AtomicU8::new(number(priority)),
             state: Mutex::default(),
         }
-    }
-
-    pub(crate) const fn id(&self) -> JobId {
-        self.id
-    }
-
-    pub(crate) const fn deadline(&self) -> Option<Instant> {
-        self.deadline
     }
 
     pub(crate) fn priority(&self) -> Priority {

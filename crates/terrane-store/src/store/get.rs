@@ -142,7 +142,7 @@ impl Get<'_> {
             let result = copy.end().await;
             let took = self.task.begun.elapsed();
             let tier = self.task.core.tiers.get(copy.tier.index());
-            for &index in copy.indices() {
+            for &index in &copy.indices {
                 let bytes = self.destination.length(index);
                 if let Some(tier) = tier {
                     tier.counters.copied(&result, bytes, took);
@@ -198,7 +198,7 @@ impl Get<'_> {
                 return self.copy_relayed(index, pin);
             };
             let copy = BlockCopy { index, from: pin.block.slot, to: block, tokens, keeps: pin };
-            let mut list = CopyList::new();
+            let mut list = CopyList::default();
             list.add(host.id, copy);
             let copies = list.into_iter().map(|each| task.start_copy((&memory.endpoint, to), each));
             started.extend(copies.map(|copy| copy.watched(&core.executor)));

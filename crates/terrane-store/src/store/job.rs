@@ -53,7 +53,7 @@ impl Job {
     /// The number of the job.
     #[must_use]
     pub fn id(&self) -> JobId {
-        self.control.id()
+        self.control.id
     }
 
     /// Whether the job has ended.
@@ -132,7 +132,7 @@ impl Future for JobFuture {
 
     /// Ready once. A poll after that returns pending.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<JobOutcome> {
-        self.control.outcome.poll(self.control.id(), context)
+        self.control.outcome.poll(self.control.id, context)
     }
 }
 

@@ -176,7 +176,7 @@ impl<'a> Load<'a> {
         let mut from_memory: Vec<Option<Moving>> = from_memory.into_iter().map(Some).collect();
         for mut copy in started {
             let result = copy.end().await;
-            for &number in copy.indices() {
+            for &number in &copy.indices {
                 let Some(moving) = from_memory.get_mut(number).and_then(Option::take) else {
                     continue;
                 };

@@ -22,7 +22,7 @@ impl JobTask {
         blocks: impl Iterator<Item = (usize, &'a Arc<PinnedSlot>, u32)>,
     ) -> Vec<StartedCopy<Keeps>> {
         let source_of = |tier| self.core.tier(tier).ok().and_then(|tier| tier.blocks(group));
-        let (mut started, mut copies) = (Vec::new(), CopyList::new());
+        let (mut started, mut copies) = (Vec::new(), CopyList::default());
         for (index, pin, slot) in blocks {
             let (block, tier) = (pin.block, pin.room.tier);
             let (Some(from), Ok(info)) = (source_of(tier), self.core.group(group)) else {

@@ -322,7 +322,7 @@ impl Put<'_> {
             return own.iter().map(|_| Err(BlockResult::failed(StoreError::Closed))).collect();
         };
         let mut results: Vec<Result<(), BlockResult>> = own.iter().map(|_| Ok(())).collect();
-        let (mut copies, mut direct) = (CopyList::new(), Vec::new());
+        let (mut copies, mut direct) = (CopyList::default(), Vec::new());
         for (at, own) in own.iter().enumerate() {
             let length = self.source.length(own.index);
             let tokens = self
@@ -362,7 +362,7 @@ impl Put<'_> {
         }
         for copy in &mut started {
             let result = copy.end().await;
-            for &at in copy.indices() {
+            for &at in &copy.indices {
                 if let Some(slot) = results.get_mut(at) {
                     *slot = result.clone();
                 }

@@ -128,7 +128,7 @@ impl Store {
                 is_pinned: found.iter().any(|(.., is_pinned)| *is_pinned),
             };
         }
-        if core.claims.get(hash).is_some_and(|claim| claim.kind() == ClaimKind::Put) {
+        if core.claims.get(hash).is_some_and(|claim| claim.kind == ClaimKind::Put) {
             return Why::Writing;
         }
         match core.recent.get(hash) {
@@ -235,11 +235,11 @@ impl StoreCore {
                     hash.map_or(Presence::Absent, |hash| self.ready(group, hash))
                 }
                 (Presence::Absent, Some((hash, claim))) => match self.ready(group, hash) {
-                    Presence::Absent if claim.kind() == ClaimKind::Put => Presence::Writing,
+                    Presence::Absent if claim.kind == ClaimKind::Put => Presence::Writing,
                     ready => ready,
                 },
                 (Presence::Ready { tier, length }, Some((_, claim)))
-                    if claim.kind() == ClaimKind::Load =>
+                    if claim.kind == ClaimKind::Load =>
                 {
                     Presence::Loading { tier, length }
                 }

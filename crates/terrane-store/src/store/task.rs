@@ -122,7 +122,7 @@ impl JobTask {
         blocks: impl ExactSizeIterator<Item = DiskBlock>,
     ) -> Arc<Arrivals> {
         let arrivals = Arc::new(Arrivals::new(blocks.len(), keeps));
-        let (job, deadline) = (self.control.id(), self.control.deadline());
+        let (job, deadline) = (self.control.id, self.control.deadline);
         let priority = self.control.priority();
         let request = |(index, block): (usize, DiskBlock)| SlabRequest {
             job,
@@ -265,7 +265,7 @@ impl EndParts {
             }
         }
         let is_ok = results.iter().all(BlockResult::is_ok);
-        let (id, bytes) = (self.control.id(), ByteCount::new(bytes));
+        let (id, bytes) = (self.control.id, ByteCount::new(bytes));
         let mut outcome = JobOutcome { id, tag: 0, results, bytes, took, is_ok };
         if self.in_table.is_of_caller() {
             self.core.job_times.update(|shard| shard.record(0, nanoseconds(took)));

@@ -40,10 +40,6 @@ pub(crate) struct BlockCopies<K> {
 pub(crate) struct CopyList<K>(SmallVec<[BlockCopies<K>; 1]>);
 
 impl<K> CopyList<K> {
-    pub(crate) fn new() -> Self {
-        Self(SmallVec::new())
-    }
-
     /// Adds a block of a tier.
     pub(crate) fn add(&mut self, tier: TierId, copy: BlockCopy<K>) {
         let BlockCopy { index, from, to, tokens, keeps } = copy;
@@ -76,6 +72,12 @@ impl<K> CopyList<K> {
     }
 }
 
+impl<K> Default for CopyList<K> {
+    fn default() -> Self {
+        Self(SmallVec::new())
+    }
+}
+
 impl<K> IntoIterator for CopyList<K> {
     type Item = BlockCopies<K>;
     type IntoIter = smallvec::IntoIter<[BlockCopies<K>; 1]>;
@@ -89,7 +91,7 @@ impl<K> IntoIterator for CopyList<K> {
 pub(crate) struct StartedCopy<K> {
     /// The tier of the blocks.
     pub(crate) tier: TierId,
-    indices: SmallVec<[usize; 1]>,
+    pub(crate) indices: SmallVec<[usize; 1]>,
     state: CopyState<K>,
 }
 
@@ -113,7 +115,7 @@ impl JobTask {
     ) -> StartedCopy<K> {
         let BlockCopies { tier, tokens, indices, from: sources, to: destinations, keeps } = copies;
         let blocks = (&sources[..], &destinations[..]);
-        let options = (tokens, self.control.deadline(), self.device_order.as_ref());
+        let options = (tokens, self.control.deadline, self.device_order.as_ref());
         let mut transfer = transfer((from, to), blocks, options);
         if self.layer_by_layer {
             transfer = transfer.layer_by_layer();
@@ -179,11 +181,6 @@ impl<K> StartedCopy<K> {
             self.state = CopyState::Watched(watched);
         }
         self
-    }
-
-    /// The blocks' places in the job.
-    pub(crate) fn indices(&self) -> &[usize] {
-        &self.indices
     }
 
     /// Waits for the end. It is called once.

@@ -204,7 +204,7 @@ impl<'a> WriteDown<'a> {
         let moves = slots.filter_map(|(at, own)| Some((at, &own.dirty.pin, taken.slot(at)?)));
         for copy in &mut self.task.start_moves(group, (memory, &taken), moves) {
             let result = copy.end().await;
-            for &at in copy.indices() {
+            for &at in &copy.indices {
                 if let Some(slot) = copied.get_mut(at) {
                     *slot = result.clone();
                 }
