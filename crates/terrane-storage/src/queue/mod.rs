@@ -324,14 +324,11 @@ impl IoQueue {
         }
         let allocator = SystemAllocator::new(SystemOptions::default());
         let memory = allocator.allocate_memory(&RegionRequest::new(bytes))?;
-        let mut registered = ByteCount::ZERO;
-        if let Some(address) = memory.location().as_host() {
-            let range = IoBuffer { address, length: bytes };
-            // SAFETY: the memory keeps its pages until it drops, which is after this value.
-            let io_memory = unsafe { IoMemory::new(range) };
-            self.note_use(&io_memory, &[range]);
-            registered = io_memory.registered();
-        }
+        let range = IoBuffer { address: memory.address(), length: bytes };
+        // SAFETY: the memory keeps its pages until it drops, which is after this value.
+        let io_memory = unsafe { IoMemory::new(range) };
+        self.note_use(&io_memory, &[range]);
+        let registered = io_memory.registered();
         Ok(match self.registration().status() {
             CapabilityStatus::Granted if registered < bytes => {
                 let (needed, available) = (bytes, registered);
