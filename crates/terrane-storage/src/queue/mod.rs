@@ -14,8 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use terrane_core::{
-    ByteCount, Capability, CapabilityReport, CapabilityStatus, Memory, OwnerProcess, Reason,
-    RegionRequest,
+    ByteCount, Capability, CapabilityReport, CapabilityStatus, OwnerProcess, Reason, RegionRequest,
 };
 
 pub use options::{IoBackend, IoQueueOptions};

@@ -33,7 +33,7 @@ use terrane_storage::{IoQueue, IoQueueOptions, IoRegistration, StorageError};
 
 use crate::disk::GroupSlots;
 use crate::error::StoreError;
-use counts::{IoCounts, IoNumbers};
+use counts::IoCounts;
 use files::SlabFiles;
 use health::HealthState;
 use inbox::{Inbox, Message};
@@ -145,8 +145,9 @@ impl Slabs {
         self.handle.shared.files.bytes()
     }
 
-    /// Numbers about the requests.
-    pub(crate) fn io_numbers(&self) -> IoNumbers {
+    /// The blocks to read and to write that the device does not have or has not done, and the requests to
+    /// it so far.
+    pub(crate) fn io_numbers(&self) -> [u64; 3] {
         self.handle.shared.counts.get()
     }
 

@@ -274,8 +274,8 @@ impl Get<'_> {
                         BlockResult::Done { bytes: pin.block.length }
                     }
                     Err(failure) => {
-                        if let Some(tier) = tier.filter(|_| failure.is_of_device()) {
-                            tier.counters.read_failed();
+                        if let Some(tier) = tier {
+                            tier.counters.read_failed(&failure);
                         }
                         core.drop_damaged(self.keys.hash(index), pin, &failure).await;
                         not_read(failure)

@@ -285,9 +285,8 @@ impl<'a> Load<'a> {
     }
 
     async fn fail(&self, moving: Moving, failure: SlabFailure, results: &mut [BlockResult]) {
-        let disk = self.task.core.tiers.last();
-        if let Some(disk) = disk.filter(|_| failure.is_of_device()) {
-            disk.counters.read_failed();
+        if let Some(disk) = self.task.core.tiers.last() {
+            disk.counters.read_failed(&failure);
         }
         self.task.core.drop_damaged(moving.own.key, &moving.source, &failure).await;
         moving.hold.release();

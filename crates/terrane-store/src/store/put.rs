@@ -212,9 +212,7 @@ impl Put<'_> {
                 let Some(key) = own.get_mut(at).and_then(Option::take) else { continue };
                 let result = match result {
                     Err(failure) => {
-                        if failure.is_of_device() {
-                            tier.counters.write_failed();
-                        }
+                        tier.counters.write_failed(&failure);
                         not_written(failure)
                     }
                     Ok(done) => {

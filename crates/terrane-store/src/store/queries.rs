@@ -344,7 +344,8 @@ impl StoreCore {
         let capacity = sizes.map(|(room, bytes)| u64::from(room.limit()) * bytes).sum();
         let disk = self.disk.as_ref().filter(|_| tier.is_disk());
         let file_bytes = disk.map_or(0, |disk| disk.slabs.file_bytes());
-        let io = disk.map(|disk| disk.slabs.io_numbers()).unwrap_or_default();
+        let io = disk.map(|disk| disk.slabs.io_numbers());
+        let [reads_queued, writes_queued, requests] = io.unwrap_or_default();
         let refused = disk.and_then(|_| self.refuses_writes());
         let read_only = refused.map(|error| error.to_string());
         let mut snapshot = TierSnapshot {
@@ -353,9 +354,9 @@ impl StoreCore {
             groups: tier.rooms.iter().map(|room| room.snapshot()).collect(),
             capacity: ByteCount::new(capacity),
             file_bytes: ByteCount::new(file_bytes),
-            reads_queued: io.reads,
-            writes_queued: io.writes,
-            requests: io.requests,
+            reads_queued,
+            writes_queued,
+            requests,
             read_only,
             ..TierSnapshot::default()
         };

@@ -95,14 +95,7 @@ struct RunningJobs {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JobPlace {
     index: usize,
-    origin: JobOrigin,
-}
-
-impl JobPlace {
-    /// Whether a caller submitted the job.
-    pub(crate) fn is_of_caller(self) -> bool {
-        self.origin == JobOrigin::Caller
-    }
+    pub(crate) origin: JobOrigin,
 }
 
 /// The origin of a job.

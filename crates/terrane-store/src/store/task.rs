@@ -267,7 +267,7 @@ impl EndParts {
         let is_ok = results.iter().all(BlockResult::is_ok);
         let (id, bytes) = (self.control.id, ByteCount::new(bytes));
         let mut outcome = JobOutcome { id, tag: 0, results, bytes, took, is_ok };
-        if self.in_table.is_of_caller() {
+        if self.in_table.origin == JobOrigin::Caller {
             self.core.job_times.update(|shard| shard.record(0, nanoseconds(took)));
         }
         self.core.report_health();

@@ -179,9 +179,7 @@ impl<'a> WriteDown<'a> {
                         self.commit(own, done.checksum, place, results).await;
                     }
                     Err(failure) => {
-                        if failure.is_of_device() {
-                            below.counters.write_failed();
-                        }
+                        below.counters.write_failed(&failure);
                         self.give_up(vec![own], &not_written(failure), results);
                     }
                 }
