@@ -100,7 +100,7 @@ pub struct GroupStat {
 }
 
 /// The result of [`verify`] and [`scrub`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ScrubReport {
     /// The number of the last record that was read.
@@ -306,14 +306,7 @@ fn read_all(
     let options = SlabOptions { read_only: true, ..SlabOptions::default() };
     let slabs = Slabs::open(&folders, &found.groups, &options)?;
     let blocks = sorted(found.live);
-    let mut report = ScrubReport {
-        as_of: found.as_of,
-        blocks: 0,
-        bytes: ByteCount::ZERO,
-        damaged: Vec::new(),
-        changed: 0,
-        took: Duration::ZERO,
-    };
+    let mut report = ScrubReport { as_of: found.as_of, ..ScrubReport::default() };
     for part in blocks.chunks(AT_ONCE) {
         for (block, is_damaged) in part.iter().zip(read_some(&slabs, part)) {
             report.blocks += 1;

@@ -132,7 +132,9 @@ impl IoQueue {
         capabilities.check()?;
         let backend = match ring.and_then(Result::ok) {
             Some(ring) => Backend::Ring(Box::new(ring)),
-            None => Backend::Workers(Box::new(Workers::new(depth, options.thread_count(depth))?)),
+            None => {
+                Backend::Workers(Box::new(Workers::new(depth, options.threads.clamp(1, depth))?))
+            }
         };
         let (backend, owner) = (ManuallyDrop::new(backend), OwnerProcess::current());
         let wants_registration = !options.registered.is_zero();

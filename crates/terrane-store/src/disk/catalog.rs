@@ -128,9 +128,10 @@ impl Catalog {
         let mut state = State::new(folder.clone(), loaded.superblock, &found);
         state.start_session(found.last_number)?;
 
+        let live = LiveRecords::new(found.merged.parts);
         let recovered = Recovered {
-            found: found.merged.found(),
-            live: LiveRecords::new(found.merged.parts),
+            found: to_u64(live.len()),
+            live,
             torn: found.torn,
             damaged: found.damaged,
             dropped: found.merged.dropped,

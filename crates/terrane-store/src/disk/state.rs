@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use terrane_core::OsError;
 use terrane_core::convert::to_u64;
 
+use super::checkpoint::Header;
 use super::error::{CatalogError, ReadOnlyReason};
 use super::files::{OpenFile, OpenMode};
 use super::folder::Folder;
@@ -59,16 +60,6 @@ impl Pending {
     pub(crate) fn journals(&self) -> impl Iterator<Item = &(u64, Arc<dyn OpenFile>)> {
         self.older.iter().chain(&self.current)
     }
-}
-
-/// A journal that a checkpoint began.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Begun {
-    pub number: u64,
-    pub epoch: u64,
-    pub first_sequence: u64,
-    /// The tombstones before it.
-    pub tombstones: u64,
 }
 
 impl State {
@@ -182,7 +173,7 @@ impl State {
     }
 
     /// Goes on in `journal`, which is empty and has a durable name, for a checkpoint.
-    pub(crate) fn begin_checkpoint(&mut self, journal: Journal) -> Result<Begun, CatalogError> {
+    pub(crate) fn begin_checkpoint(&mut self, journal: Journal) -> Result<Header, CatalogError> {
         self.check_writable()?;
         let (number, first_sequence) = (journal.number, self.next_sequence);
         let begun = self.switch(journal, false);
@@ -190,7 +181,7 @@ impl State {
         // Its checkpoint may have got its name, unless it is abandoned.
         self.spare = None;
         let (epoch, tombstones) = (self.superblock.epoch, self.tombstones);
-        Ok(Begun { number, epoch, first_sequence, tombstones })
+        Ok(Header { number, epoch, first_sequence, tombstones, records: 0 })
     }
 
     /// The number of the next journal.

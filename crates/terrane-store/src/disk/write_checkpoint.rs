@@ -23,7 +23,6 @@ use super::files::{OpenFile, OpenMode};
 use super::journal::Journal;
 use super::names;
 use super::record::{PutRecord, RECORD, Stamp, encode_put};
-use super::state::Begun;
 
 /// How much is encoded before it is written.
 const BUFFER: usize = 1 << 20;
@@ -68,7 +67,7 @@ impl Catalog {
         })
     }
 
-    fn begin(&self) -> Result<Begun, CatalogError> {
+    fn begin(&self) -> Result<Header, CatalogError> {
         let number = lock(&self.state).next_number()?;
         let name = names::journal(number);
         let created = Journal::create(&*self.folder.files, number, OpenMode::Create);
@@ -90,17 +89,17 @@ impl Catalog {
 
     fn write(
         &self,
-        begun: Begun,
+        header: Header,
         live: impl FnOnce(&mut CheckpointWriter<'_>) -> Result<(), CatalogError>,
     ) -> Result<CheckpointReport, CatalogError> {
-        let Begun { number, epoch, first_sequence, tombstones } = begun;
+        let number = header.number;
         let name = names::unfinished(number);
         let failed = |error| self.folder.failure(&name, error);
         let file = self.folder.open(&name, OpenMode::CreateNew)?;
         let mut writer = CheckpointWriter {
             catalog: self,
             file,
-            header: Header { number, epoch, first_sequence, tombstones, records: 0 },
+            header,
             buffer: Vec::with_capacity(BUFFER + 2 * RECORD),
             written: to_u64(RECORD),
             blocks: 0,

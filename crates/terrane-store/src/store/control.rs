@@ -63,7 +63,7 @@ impl JobControl {
             executor: executor.clone(),
             slabs: slabs.cloned(),
             is_cancelled: AtomicBool::new(false),
-            priority: AtomicU8::new(number(priority)),
+            priority: AtomicU8::new(priority as u8),
             state: Mutex::default(),
         }
     }
@@ -98,8 +98,8 @@ impl JobControl {
     }
 
     pub(crate) fn raise(&self, priority: Priority) {
-        let before = self.priority.fetch_max(number(priority), Ordering::Relaxed);
-        if before >= number(priority) {
+        let before = self.priority.fetch_max(priority as u8, Ordering::Relaxed);
+        if before >= priority as u8 {
             return;
         }
         if let Some(slabs) = &self.slabs {
@@ -163,13 +163,5 @@ impl JobControl {
             Poll::Pending
         })
         .await
-    }
-}
-
-const fn number(priority: Priority) -> u8 {
-    match priority {
-        Priority::Low => 0,
-        Priority::Normal => 1,
-        Priority::High => 2,
     }
 }

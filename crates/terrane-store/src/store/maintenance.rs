@@ -35,8 +35,10 @@ struct Work {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Request {
+pub(crate) enum Request {
+    /// Makes everything durable that was written before the request.
     Sync,
+    /// Removes everything.
     Clear,
 }
 
@@ -62,17 +64,8 @@ pub(crate) enum Step {
 }
 
 impl Maintenance {
-    /// Makes everything durable that was written before the call.
-    pub(crate) async fn sync(&self) -> Answer {
-        self.request(Request::Sync).await
-    }
-
-    /// Removes everything.
-    pub(crate) async fn clear(&self) -> Answer {
-        self.request(Request::Clear).await
-    }
-
-    async fn request(&self, request: Request) -> Answer {
+    /// Asks the sync thread for it, and waits for the answer.
+    pub(crate) async fn request(&self, request: Request) -> Answer {
         let reply = Arc::new(Reply::new());
         {
             let mut state = lock(&self.state);

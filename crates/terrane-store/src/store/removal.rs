@@ -5,6 +5,7 @@ use crate::disk::{CatalogError, CheckpointWriter, PutRecord};
 use crate::error::StoreError;
 use crate::slab::SlabFailure;
 use crate::store::event::StoreEventKind;
+use crate::store::maintenance::Request;
 use crate::store::request::Keys;
 use crate::store::result::BlockResult;
 use crate::store::room::PinnedSlot;
@@ -28,7 +29,7 @@ pub(crate) async fn remove(task: &JobTask, keys: &Keys) -> Vec<BlockResult> {
 
 /// Removes everything.
 pub(crate) async fn clear(task: &JobTask) -> BlockResult {
-    match task.control.until(task.core.maintenance.clear()).await {
+    match task.control.until(task.core.maintenance.request(Request::Clear)).await {
         Ok(Ok(())) => BlockResult::Done { bytes: 0 },
         Ok(Err(error)) => BlockResult::Failed(error),
         Err(stopped) => stopped,

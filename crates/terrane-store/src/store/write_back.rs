@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use crate::KeyHash;
 use crate::slab::Priority;
+use crate::store::maintenance::Request;
 use crate::store::presence::TierId;
 use crate::store::request::Keys;
 use crate::store::result::BlockResult;
@@ -52,7 +53,7 @@ pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Opt
 }
 
 pub(crate) async fn sync_disk(task: &JobTask) -> Result<(), BlockResult> {
-    let synced = task.control.until(task.core.maintenance.sync()).await;
+    let synced = task.control.until(task.core.maintenance.request(Request::Sync)).await;
     synced?.map_err(BlockResult::Failed)
 }
 

@@ -2,7 +2,7 @@
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
-use terrane_core::convert::{to_u64, to_usize};
+use terrane_core::convert::to_usize;
 
 use super::scan::Scanned;
 use super::slots::Slots;
@@ -117,10 +117,4 @@ fn removed_at(removes: &[(KeyHash, u64)], key_hash: KeyHash) -> Option<u64> {
     let end = removes.partition_point(|(hash, _)| *hash <= key_hash);
     let last = end.checked_sub(1).and_then(|last| removes.get(last));
     last.filter(|(hash, _)| *hash == key_hash).map(|(_, sequence)| *sequence)
-}
-
-impl Merged {
-    pub(crate) fn found(&self) -> u64 {
-        to_u64(self.parts.iter().map(Vec::len).sum())
-    }
 }
