@@ -28,8 +28,12 @@ pub fn unpoisoned<T>(result: LockResult<T>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for a notification, poisoned or not. Returns `Err` with the guard, without a wait, if `deadline`
-/// has passed. As any such wait it may end early, so the caller looks at the state again.
+/// Waits for a notification, poisoned or not. As any such wait it may end early, so the caller looks at
+/// the state again.
+///
+/// # Errors
+///
+/// Returns the guard, without a wait, if `deadline` has passed.
 pub fn wait_until<'a, T>(
     condition: &Condvar,
     guard: MutexGuard<'a, T>,
