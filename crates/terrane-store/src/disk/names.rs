@@ -1,7 +1,5 @@
 //! The names of a catalog's files.
 
-use super::error::CatalogError;
-
 /// The file that the owner locks. It is empty.
 pub(crate) const LOCK: &str = "lock";
 
@@ -53,14 +51,6 @@ pub(crate) fn parse(name: &str) -> Option<Name> {
 
 /// The numbers of files are lower.
 pub(crate) const NUMBERS: u64 = 1 << 62;
-
-/// The number of the file after the one with number `last`.
-pub(crate) fn next(last: u64) -> Result<u64, CatalogError> {
-    if last >= NUMBERS - 1 {
-        return Err(CatalogError::NumbersExhausted { limit: NUMBERS });
-    }
-    Ok(last + 1)
-}
 
 /// A number as this module writes it: without a sign or leading zeros, from 1 on.
 fn number_of(text: &str) -> Option<u64> {

@@ -88,7 +88,7 @@ impl State {
     ///
     /// Returns [`CatalogError::NumbersExhausted`].
     pub(crate) fn start_session(&mut self, last_number: u64) -> Result<(), CatalogError> {
-        let number = names::next(last_number)?;
+        let number = number_after(last_number)?;
         // A journal that was not listed has records of an earlier session: it is not overwritten.
         if let Err(error) = self.begin_journal(number, OpenMode::CreateNew) {
             self.fail("an append", &names::journal(number), error);
@@ -187,7 +187,7 @@ impl State {
     /// The number of the next journal.
     pub(crate) fn next_number(&self) -> Result<u64, CatalogError> {
         self.check_writable()?;
-        names::next(self.journal.as_ref().map_or(0, |journal| journal.number))
+        number_after(self.journal.as_ref().map_or(0, |journal| journal.number))
     }
 
     /// Notes that checkpoint `number` is durable. Returns the journals that it replaces. They need no
@@ -296,4 +296,11 @@ impl State {
             read_only: self.read_only.get().cloned(),
         }
     }
+}
+
+/// The number of the file after the one with number `last`.
+fn number_after(last: u64) -> Result<u64, CatalogError> {
+    let limit = names::NUMBERS;
+    let number = last + 1;
+    if number < limit { Ok(number) } else { Err(CatalogError::NumbersExhausted { limit }) }
 }
