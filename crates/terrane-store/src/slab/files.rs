@@ -63,7 +63,7 @@ impl SlabFiles {
         let mut files = Self {
             groups: Vec::new(),
             granule: granule_of_all(folders, options)?,
-            durability: options.durability,
+            durability: options.disk.durability,
             capabilities: CapabilityReport::default(),
         };
         for (number, &slots) in groups.iter().enumerate() {
@@ -242,7 +242,7 @@ pub(super) fn granule_of_all(
 
 /// The alignment of requests that the file system of `folder` needs.
 fn granule_of(folder: &Path, options: &SlabOptions) -> Result<Alignment, StoreError> {
-    let disk = options.disk();
+    let disk = options.disk;
     if !options.read_only {
         // The allocator tests a scratch file, whose blocks need not be reserved or synced.
         let disk =
@@ -257,14 +257,14 @@ fn granule_of(folder: &Path, options: &SlabOptions) -> Result<Alignment, StoreEr
 /// Opens a slab file, and creates or extends it if necessary. A process that was killed may have left
 /// it too short, or its blocks were freed after a resize.
 fn open_file(path: &Path, bytes: ByteCount, options: &SlabOptions) -> Result<DiskFile, StoreError> {
-    let disk = &options.disk();
+    let disk = &options.disk;
     if options.read_only {
         return Ok(DiskFile::open_read_only(path, bytes, disk)?);
     }
     match DiskFile::open_extended(path, bytes, disk) {
         Err(StorageError::NotFound { .. }) => {
             let file = DiskFile::create_new(path, bytes, disk)?;
-            sync_creation(path, options.durability)?;
+            sync_creation(path, options.disk.durability)?;
             Ok(file)
         }
         opened => Ok(opened?),

@@ -154,7 +154,7 @@ impl DiskTier {
 
     /// Sets how a block is made durable; [`Durability::Data`] by default.
     pub fn durability(mut self, durability: Durability) -> Self {
-        self.slabs.durability = durability;
+        self.slabs.disk.durability = durability;
         self
     }
 
@@ -172,13 +172,13 @@ impl DiskTier {
 
     /// Whether reads and writes bypass the page cache; preferred by default.
     pub fn direct_io(mut self, direct: Requirement) -> Self {
-        self.slabs.direct = direct;
+        self.slabs.disk.direct = direct;
         self
     }
 
     /// Whether the files reserve their disk space when they are created; preferred by default.
     pub fn preallocate(mut self, preallocate: Requirement) -> Self {
-        self.slabs.preallocate = preallocate;
+        self.slabs.disk.preallocate = preallocate;
         self
     }
 

@@ -1,7 +1,7 @@
 //! Full file systems, failed devices, refused calls and forked processes.
 
 use terrane_core::{Durability, Requirement};
-use terrane_storage::{IoBackend, IoFailureReason};
+use terrane_storage::{DiskOptions, IoBackend, IoFailureReason};
 use terrane_testkit::mounted::tmpfs;
 use terrane_testkit::needs::or_skipped;
 use terrane_testkit::process::{forbid, forbid_to_all_threads, in_child, in_fork};
@@ -9,11 +9,14 @@ use terrane_testkit::process::{forbid, forbid_to_all_threads, in_child, in_fork}
 use super::*;
 
 const SPARSE: SlabOptions = SlabOptions {
-    preallocate: Requirement::Off,
-    durability: Durability::Data,
     backend: IoBackend::Auto,
     registered: ByteCount::gib(4),
-    direct: Requirement::Preferred,
+    disk: DiskOptions {
+        direct: Requirement::Preferred,
+        preallocate: Requirement::Off,
+        unnamed: Requirement::Preferred,
+        durability: Durability::Data,
+    },
     depth: 4,
     request: ByteCount::mib(1),
     max_writes_while_reads_wait: 2,
