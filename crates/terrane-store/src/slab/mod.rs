@@ -145,8 +145,7 @@ impl Slabs {
         self.handle.shared.files.bytes()
     }
 
-    /// The blocks to read and to write that the device does not have or has not done, and the requests to
-    /// it so far.
+    /// The blocks to read and those to write that wait or are in the device, and the requests to it so far.
     pub(crate) fn io_numbers(&self) -> [u64; 3] {
         self.handle.shared.counts.get()
     }

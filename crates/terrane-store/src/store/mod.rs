@@ -80,8 +80,8 @@ use crate::store::snapshot::StoreSnapshot;
 /// Keyed blocks over tiers of memory and disk.
 ///
 /// Queries (`presence`, `prefix`, `acquire`, `touch`, `why`) do no I/O. Submits (`put`, `get`,
-/// `promote`, `remove`, `clear`, `sync`) return a [`Job`](crate::Job) and never wait for I/O. Clones share the
-/// store. When the last clone drops, the store closes.
+/// `promote`, `remove`, `clear`, `sync`) return a [`Job`](crate::Job) and never wait for I/O. Clones
+/// share the store. When the last clone drops, the store closes.
 ///
 /// Keys name content: two blocks with one key have equal bytes. A put of a key that is stored copies
 /// nothing.
@@ -108,8 +108,8 @@ use crate::store::snapshot::StoreSnapshot;
 /// # After `fork`
 ///
 /// A forked child has none of the store's threads. There, queries find nothing, submits return
-/// [`StoreError::Forked`](crate::StoreError::Forked), and a drop does nothing. A child may open a store of its own, in another
-/// directory.
+/// [`StoreError::Forked`](crate::StoreError::Forked), and a drop does nothing. A child may open a store
+/// of its own, in another directory.
 ///
 /// If a thread of the parent opens or closes a store just during the fork, the child cannot open any
 /// store: each attempt fails after two seconds, with
