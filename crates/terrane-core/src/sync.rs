@@ -71,13 +71,11 @@ mod tests {
         let (mutex, condition) = (Mutex::new(false), Condvar::new());
         assert!(wait_until(&condition, lock(&mutex), Some(Instant::now())).is_err());
         let soon = Instant::now() + std::time::Duration::from_millis(1);
-        let mut state = lock(&mutex);
-        while let Ok(again) = wait_until(&condition, state, Some(soon)) {
-            state = again;
-            if Instant::now() >= soon {
-                break;
-            }
+        let mut waited = Ok(lock(&mutex));
+        while let Ok(state) = waited {
+            waited = wait_until(&condition, state, Some(soon));
         }
+        drop(waited);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 *lock(&mutex) = true;
