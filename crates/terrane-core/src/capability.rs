@@ -105,6 +105,18 @@ pub enum CapabilityStatus {
     Refused(Reason),
 }
 
+impl CapabilityStatus {
+    /// The status after an attempt; `None` if there was none.
+    #[must_use]
+    pub const fn of<T>(attempt: Option<&Result<T, Reason>>) -> Self {
+        match attempt {
+            None => Self::NotTried,
+            Some(Ok(_)) => Self::Granted,
+            Some(Err(reason)) => Self::Refused(*reason),
+        }
+    }
+}
+
 /// Why a capability was not granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

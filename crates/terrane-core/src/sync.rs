@@ -3,7 +3,8 @@
 //! A mutex is poisoned when a thread panics while it holds the lock. Terrane's guarded values are
 //! consistent at any time, so other threads can continue to use them.
 
-use std::sync::{LockResult, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, LockResult, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// Locks `mutex`, poisoned or not.
 ///
@@ -27,6 +28,25 @@ pub fn unpoisoned<T>(result: LockResult<T>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Waits for a notification, poisoned or not. As any such wait it may end early, so the caller looks at
+/// the state again.
+///
+/// # Errors
+///
+/// Returns the guard, without a wait, if `deadline` has passed.
+pub fn wait_until<'a, T>(
+    condition: &Condvar,
+    guard: MutexGuard<'a, T>,
+    deadline: Option<Instant>,
+) -> Result<MutexGuard<'a, T>, MutexGuard<'a, T>> {
+    let Some(deadline) = deadline else { return Ok(unpoisoned(condition.wait(guard))) };
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(guard);
+    }
+    Ok(unpoisoned(condition.wait_timeout(guard, left)).0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,5 +64,27 @@ mod tests {
         assert!(panicked.is_err() && mutex.is_poisoned());
         assert_eq!(*lock(&mutex), 7);
         assert_eq!(unpoisoned(mutex.into_inner()), 7);
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_deadline_and_with_a_notification() {
+        let (mutex, condition) = (Mutex::new(false), Condvar::new());
+        assert!(wait_until(&condition, lock(&mutex), Some(Instant::now())).is_err());
+        let soon = Instant::now() + std::time::Duration::from_millis(1);
+        let mut waited = Ok(lock(&mutex));
+        while let Ok(state) = waited {
+            waited = wait_until(&condition, state, Some(soon));
+        }
+        drop(waited);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                *lock(&mutex) = true;
+                condition.notify_one();
+            });
+            let mut state = lock(&mutex);
+            while !*state {
+                state = wait_until(&condition, state, None).unwrap();
+            }
+        });
     }
 }

@@ -109,7 +109,7 @@ pub enum StorageError {
         /// The path.
         path: PathBuf,
         /// The type of the file.
-        found: FileType,
+        found: &'static str,
     },
     /// A file is shorter than required.
     #[error("{path:?} has {length} and needs {needed}; it is another file, or was truncated")]
@@ -198,49 +198,15 @@ impl StorageError {
             Self::TooStrictlyAligned { requested, largest } => {
                 AllocateError::TooStrictlyAligned { kind, requested, largest, label }
             }
-            Self::OutOfMemory { available, .. } => AllocateError::OutOfMemory {
-                kind,
-                requested,
-                available,
-                label,
-                source: Some(Box::new(self)),
-            },
-            Self::NoSpace { .. } => AllocateError::OutOfMemory {
-                kind,
-                requested,
-                available: None,
-                label,
-                source: Some(Box::new(self)),
-            },
+            Self::OutOfMemory { .. } | Self::NoSpace { .. } => {
+                let available = match &self {
+                    Self::OutOfMemory { available, .. } => *available,
+                    _ => None,
+                };
+                let source = Some(Box::new(self) as _);
+                AllocateError::OutOfMemory { kind, requested, available, label, source }
+            }
             other => AllocateError::Backend { kind, requested, label, source: Box::new(other) },
         }
-    }
-}
-
-/// The type of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FileType {
-    /// A directory.
-    Directory,
-    /// A FIFO.
-    Fifo,
-    /// A socket.
-    Socket,
-    /// A device.
-    Device,
-    /// Something else.
-    Other,
-}
-
-impl std::fmt::Display for FileType {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            Self::Directory => "a directory",
-            Self::Fifo => "a FIFO",
-            Self::Socket => "a socket",
-            Self::Device => "a device",
-            Self::Other => "of an unknown type",
-        })
     }
 }

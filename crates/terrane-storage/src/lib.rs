@@ -83,7 +83,7 @@ mod sys;
 mod system;
 
 pub use disk::{DiskAllocator, DiskFile, DiskOptions, NamedFileAllocator};
-pub use error::{FileType, StorageError};
+pub use error::StorageError;
 pub use numa::{InvalidPciAddress, NodeId, NumaNode, NumaTopology, PciAddress, TopologyGap};
 pub use queue::{
     IoBackend, IoBuffer, IoCompletion, IoFailure, IoFailureReason, IoFile, IoMemory, IoOperation,

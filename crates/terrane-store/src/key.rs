@@ -126,12 +126,8 @@ fn check(key: &[u8]) -> Result<(), KeyError> {
     }
 }
 
-/// The secret is not printed.
-impl fmt::Debug for KeyHasher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyHasher").finish_non_exhaustive()
-    }
-}
+// The secret is not printed.
+terrane_core::debug_fields!(KeyHasher);
 
 #[cfg(test)]
 mod tests {

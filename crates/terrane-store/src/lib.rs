@@ -31,6 +31,7 @@ mod error;
 mod eviction;
 mod index;
 mod key;
+mod parallel;
 mod queue;
 mod slab;
 mod store;

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use terrane_core::OwnerProcess;
-use terrane_core::sync::{lock, unpoisoned};
+use terrane_core::sync::{lock, wait_until};
 
 use crate::QueueError;
 
@@ -141,14 +141,7 @@ impl<T> CompletionQueue<T> {
             if state.jobs == 0 {
                 return None;
             }
-            state = match deadline {
-                None => unpoisoned(self.shared.arrived.wait(state)),
-                Some(deadline) => {
-                    let left = deadline.checked_duration_since(Instant::now())?;
-                    let waited = self.shared.arrived.wait_timeout(state, left);
-                    unpoisoned(waited).0
-                }
-            };
+            state = wait_until(&self.shared.arrived, state, deadline).ok()?;
         }
     }
 }
@@ -236,8 +229,4 @@ impl<T> fmt::Debug for CompletionQueue<T> {
     }
 }
 
-impl<T> fmt::Debug for QueuePlace<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QueuePlace").finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(QueuePlace<T>);

@@ -2,11 +2,11 @@
 
 use std::mem::MaybeUninit;
 use std::num::NonZeroUsize;
-use std::sync::Mutex;
 use std::thread;
 
 use rustix::mm::{Advice, madvise};
-use terrane_core::sync::lock;
+
+use crate::parallel::fold;
 
 const HUGE_PAGE: usize = 2 << 20;
 
@@ -39,24 +39,13 @@ pub(crate) fn filled<T: Send>(count: usize, value: impl Fn() -> T + Sync) -> Box
 
 /// Writes a value to each place, on several threads if the system has them, `share` places at a time.
 fn fill<T: Send>(memory: &mut [MaybeUninit<T>], share: usize, value: &(impl Fn() -> T + Sync)) {
-    let others = memory.len().div_ceil(share).saturating_sub(1);
-    let shares = Mutex::new(memory.chunks_mut(share));
-    let work = || {
-        loop {
-            let Some(part) = lock(&shares).next() else { return };
-            for place in part {
-                place.write(value());
-            }
+    let threads = (memory.len().div_ceil(share), "terrane-fill");
+    let write = |(): &mut (), part: &mut [MaybeUninit<T>]| {
+        for place in part {
+            place.write(value());
         }
     };
-    thread::scope(|scope| {
-        for _ in 0..others {
-            // Without another thread, this one fills all shares.
-            let thread = thread::Builder::new().name(String::from("terrane-fill"));
-            let _ = thread.spawn_scoped(scope, work);
-        }
-        work();
-    });
+    fold(threads, memory.chunks_mut(share), || (), write);
 }
 
 #[expect(unsafe_code, reason = "advice about pages is given by their address")]

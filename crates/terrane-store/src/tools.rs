@@ -18,7 +18,8 @@ use terrane_core::{ByteCount, HostAddress};
 use terrane_storage::IoBuffer;
 
 use crate::disk::{
-    Catalog, CatalogError, CatalogOptions, GroupSlots, Inspected, LiveRecord, StoreOwner, inspect,
+    Catalog, CatalogError, CatalogOptions, GroupSlots, Inspected, LiveRecord, LiveRecords,
+    StoreOwner, inspect,
 };
 use crate::error::StoreError;
 use crate::key::KeyHasher;
@@ -99,7 +100,7 @@ pub struct GroupStat {
 }
 
 /// The result of [`verify`] and [`scrub`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ScrubReport {
     /// The number of the last record that was read.
@@ -124,9 +125,7 @@ pub struct ScrubReport {
 pub fn list(directory: &Path, name: &str) -> Result<StoreListing, StoreError> {
     let found = inspect(directory, name)?;
     let (as_of, owner) = (found.as_of, found.owner);
-    let mut blocks: Vec<ListedBlock> = found.live.into_iter().map(listed).collect();
-    blocks.sort_by_key(|block| (block.group, block.slot));
-    Ok(StoreListing { as_of, owner, blocks })
+    Ok(StoreListing { as_of, owner, blocks: sorted(found.live) })
 }
 
 /// Numbers about the store `name` in `directory`.
@@ -136,7 +135,14 @@ pub fn list(directory: &Path, name: &str) -> Result<StoreListing, StoreError> {
 /// As [`list`].
 pub fn stat(directory: &Path, name: &str) -> Result<StoreStat, StoreError> {
     let found = inspect(directory, name)?;
-    let mut groups: Vec<GroupStat> = found.groups.iter().map(empty_group).collect();
+    let (blocks, bytes) = (0, ByteCount::ZERO);
+    let empty = |group: &GroupSlots| GroupStat {
+        slot_bytes: ByteCount::new(group.slot_bytes),
+        slots: group.slots,
+        blocks,
+        bytes,
+    };
+    let mut groups: Vec<GroupStat> = found.groups.iter().map(empty).collect();
     for record in found.live.iter() {
         if let Some(group) = groups.get_mut(usize::from(record.group)) {
             group.blocks += 1;
@@ -257,13 +263,10 @@ fn own(directory: &Path, name: &str) -> Result<Catalog, CatalogError> {
     Ok(Catalog::open(directory, &found.namespace, &found.groups, options)?.0)
 }
 
-const fn empty_group(group: &GroupSlots) -> GroupStat {
-    GroupStat {
-        slot_bytes: ByteCount::new(group.slot_bytes),
-        slots: group.slots,
-        blocks: 0,
-        bytes: ByteCount::ZERO,
-    }
+fn sorted(live: LiveRecords) -> Vec<ListedBlock> {
+    let mut blocks: Vec<ListedBlock> = live.into_iter().map(listed).collect();
+    blocks.sort_by_key(|block| (block.group, block.slot));
+    blocks
 }
 
 fn listed(record: LiveRecord) -> ListedBlock {
@@ -302,16 +305,8 @@ fn read_all(
     let folders: Vec<PathBuf> = directories.iter().map(|directory| directory.join(name)).collect();
     let options = SlabOptions { read_only: true, ..SlabOptions::default() };
     let slabs = Slabs::open(&folders, &found.groups, &options)?;
-    let mut blocks: Vec<ListedBlock> = found.live.into_iter().map(listed).collect();
-    blocks.sort_by_key(|block| (block.group, block.slot));
-    let mut report = ScrubReport {
-        as_of: found.as_of,
-        blocks: 0,
-        bytes: ByteCount::ZERO,
-        damaged: Vec::new(),
-        changed: 0,
-        took: Duration::ZERO,
-    };
+    let blocks = sorted(found.live);
+    let mut report = ScrubReport { as_of: found.as_of, ..ScrubReport::default() };
     for part in blocks.chunks(AT_ONCE) {
         for (block, is_damaged) in part.iter().zip(read_some(&slabs, part)) {
             report.blocks += 1;

@@ -27,12 +27,9 @@ pub(super) fn alignments(file: &File) -> Result<DirectAlignments, Reason> {
     }
     match sys::file::direct_alignment(file.as_fd()).map_err(Reason::Os)? {
         None => Ok(DirectAlignments { memory: Alignment::PAGE, offset: Alignment::PAGE }),
-        Some(said) => {
+        Some([memory, offset]) => {
             let alignment = |bytes| Alignment::new(bytes).map_err(|_| Reason::Unsupported { by });
-            Ok(DirectAlignments {
-                memory: alignment(said.memory)?,
-                offset: alignment(said.offset)?,
-            })
+            Ok(DirectAlignments { memory: alignment(memory)?, offset: alignment(offset)? })
         }
     }
 }
@@ -66,5 +63,5 @@ fn probe(file: &File, alignments: DirectAlignments) -> Result<(), OsError> {
         libc::iovec { iov_base: buffer.address().as_ptr().cast(), iov_len: length.to_usize() };
     // SAFETY: the buffer belongs to this function, has at least that length and outlives the call.
     // The file outlives the call as well.
-    unsafe { sys::file::read_vectored(file.as_raw_fd(), &[vector], 0) }.map(|_| ())
+    unsafe { sys::file::transfer(file.as_raw_fd(), &[vector], 0, true) }.map(|_| ())
 }

@@ -140,7 +140,7 @@ impl DiskFile {
         let mut report = CapabilityReport::default();
         lengthen(&opened, bytes, options.preallocate, &mut report)?;
         let length = bytes.max(opened.length());
-        Self::finish_existing(opened, length, options, report)
+        Self::finish(opened, length, options, report, false)
     }
 
     /// Like [`open_existing`](Self::open_existing), for reading only: a file without write
@@ -172,7 +172,7 @@ impl DiskFile {
                 needed: bytes,
             });
         }
-        Self::finish_existing(opened, length, options, CapabilityReport::default())
+        Self::finish(opened, length, options, CapabilityReport::default(), false)
     }
 
     /// The path of the file. For a scratch file, the path of its directory.
@@ -220,51 +220,31 @@ impl DiskFile {
         mut report: CapabilityReport,
         is_scratch: bool,
     ) -> Result<Self, StorageError> {
-        let alignments =
-            (options.direct != Requirement::Off).then(|| direct::alignments(&opened.file));
-        let length = bytes.align_up(granule(alignments))?;
+        let granule = match alignments(&opened, options) {
+            Some(Ok(alignments)) => alignments.offset.max(Alignment::PAGE),
+            _ => Alignment::PAGE,
+        };
+        let length = bytes.align_up(granule)?;
         // Checked again, because rounding up has increased the length.
         check_limit(&opened.path, length)?;
         lengthen(&opened, length, options.preallocate, &mut report)?;
         if options.durability == Durability::Full && !is_scratch {
             sync_creation(&opened).map_err(|error| failure(&opened.path, length, error))?;
         }
-        Self::finish(opened, length, alignments, options, report, is_scratch)
-    }
-
-    fn finish_existing(
-        opened: Opened,
-        length: ByteCount,
-        options: &DiskOptions,
-        report: CapabilityReport,
-    ) -> Result<Self, StorageError> {
-        let alignments =
-            (options.direct != Requirement::Off).then(|| direct::alignments(&opened.file));
-        Self::finish(opened, length, alignments, options, report, false)
+        Self::finish(opened, length, options, report, is_scratch)
     }
 
     /// Opens the descriptor for direct I/O, and builds the memory.
     fn finish(
         opened: Opened,
         length: ByteCount,
-        alignments: Option<Result<DirectAlignments, Reason>>,
         options: &DiskOptions,
         mut report: CapabilityReport,
         is_scratch: bool,
     ) -> Result<Self, StorageError> {
-        let direct = match alignments {
-            None => None,
-            Some(Err(reason)) => Some(Err(reason)),
-            Some(Ok(alignments)) => {
-                Some(direct::open(&opened, alignments).map(|file| (file, alignments)))
-            }
-        };
-        let status = match &direct {
-            None => CapabilityStatus::NotTried,
-            Some(Err(reason)) => CapabilityStatus::Refused(*reason),
-            Some(Ok(_)) => CapabilityStatus::Granted,
-        };
-        report.record(Capability::DirectIo, options.direct, status);
+        let open = |alignments| Ok((direct::open(&opened, alignments)?, alignments));
+        let direct = alignments(&opened, options).map(|alignments| alignments.and_then(open));
+        report.record(Capability::DirectIo, options.direct, CapabilityStatus::of(direct.as_ref()));
         report.check()?;
         let (direct, alignments) = direct.and_then(Result::ok).unzip();
         let identity = opened.identity();
@@ -312,11 +292,9 @@ unsafe impl Memory for DiskFile {
     }
 }
 
-fn granule(alignments: Option<Result<DirectAlignments, Reason>>) -> Alignment {
-    match alignments {
-        Some(Ok(alignments)) => alignments.offset.max(Alignment::PAGE),
-        _ => Alignment::PAGE,
-    }
+/// The alignments of direct I/O, if it is wanted.
+fn alignments(opened: &Opened, options: &DiskOptions) -> Option<Result<DirectAlignments, Reason>> {
+    (options.direct != Requirement::Off).then(|| direct::alignments(&opened.file))
 }
 
 /// Refuses a length above `RLIMIT_FSIZE`, because the kernel would send `SIGXFSZ`.

@@ -11,7 +11,7 @@ use terrane_core::{
     Requirement,
 };
 
-use crate::error::{FileType, StorageError};
+use crate::error::StorageError;
 
 /// Only the owner may read the file: it may contain data of its prompts.
 const MODE: u32 = 0o600;
@@ -100,10 +100,20 @@ pub(super) fn scratch(
     report: &mut CapabilityReport,
 ) -> Result<Opened, StorageError> {
     check_path(directory)?;
-    if unnamed == Requirement::Off {
-        report.record(Capability::UnnamedFile, unnamed, CapabilityStatus::NotTried);
-        return unlinked(directory);
+    let attempt = match unnamed {
+        Requirement::Off => None,
+        _ => Some(nameless(directory)?),
+    };
+    report.record(Capability::UnnamedFile, unnamed, CapabilityStatus::of(attempt.as_ref()));
+    report.check()?;
+    match attempt {
+        Some(Ok(file)) => Opened::new(file, directory),
+        _ => unlinked(directory),
     }
+}
+
+/// Creates a file that never had a name, if the file system can.
+fn nameless(directory: &Path) -> Result<Result<File, Reason>, StorageError> {
     let opened = OpenOptions::new()
         .read(true)
         .write(true)
@@ -111,21 +121,15 @@ pub(super) fn scratch(
         // With `O_EXCL` the file can never get a name.
         .custom_flags(libc::O_TMPFILE | libc::O_EXCL)
         .open(directory);
-    match opened {
-        Ok(file) => {
-            report.record(Capability::UnnamedFile, unnamed, CapabilityStatus::Granted);
-            Opened::new(file, directory)
+    let error = match opened {
+        Ok(file) => return Ok(Ok(file)),
+        Err(error) => OsError::from_io("open", &error),
+    };
+    match error.code {
+        libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL => {
+            Ok(Err(Reason::Unsupported { by: "the file system" }))
         }
-        Err(error) => {
-            let error = OsError::from_io("open", &error);
-            if !matches!(error.code, libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL) {
-                return Err(creation_failure(directory, directory, error));
-            }
-            let reason = Reason::Unsupported { by: "the file system" };
-            report.record(Capability::UnnamedFile, unnamed, CapabilityStatus::Refused(reason));
-            report.check()?;
-            unlinked(directory)
-        }
+        _ => Err(creation_failure(directory, directory, error)),
     }
 }
 
@@ -213,11 +217,11 @@ fn check_type(path: &Path, metadata: &Metadata) -> Result<(), StorageError> {
     let kind = metadata.file_type();
     let found = match () {
         () if kind.is_file() => return Ok(()),
-        () if kind.is_dir() => FileType::Directory,
-        () if kind.is_fifo() => FileType::Fifo,
-        () if kind.is_socket() => FileType::Socket,
-        () if kind.is_block_device() || kind.is_char_device() => FileType::Device,
-        () => FileType::Other,
+        () if kind.is_dir() => "a directory",
+        () if kind.is_fifo() => "a FIFO",
+        () if kind.is_socket() => "a socket",
+        () if kind.is_block_device() || kind.is_char_device() => "a device",
+        () => "of an unknown type",
     };
     Err(StorageError::NotAFile { path: path.to_owned(), found })
 }
@@ -252,7 +256,7 @@ pub(super) fn failure(path: &Path, requested: ByteCount, source: OsError) -> Sto
         libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY => {
             StorageError::NotWritable { path, source }
         }
-        libc::EISDIR => StorageError::NotAFile { path, found: FileType::Directory },
+        libc::EISDIR => StorageError::NotAFile { path, found: "a directory" },
         libc::ENOSPC | libc::EDQUOT | libc::EFBIG => {
             StorageError::NoSpace { path, requested, source }
         }

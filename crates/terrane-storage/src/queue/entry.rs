@@ -9,35 +9,33 @@ use super::transfer::{MAX_STEP, Step, Transfer};
 pub(super) fn entry_of(transfer: &Transfer) -> squeue::Entry {
     let file = types::Fd(transfer.file.descriptor);
     let is_read = transfer.operation == IoOperation::Read;
+    // The entry of one code, or of another one with the registered buffer.
+    macro_rules! entry {
+        ($code:ident, $fixed:ident, $offset:ident, $($argument:expr),+) => {
+            match transfer.registered {
+                None => opcode::$code::new(file, $($argument),+).offset($offset).build(),
+                Some(buffer) => {
+                    opcode::$fixed::new(file, $($argument),+, buffer).offset($offset).build()
+                }
+            }
+        };
+    }
     match transfer.step(MAX_STEP) {
         Step::Single(vector, offset) => {
             let address = vector.iov_base.cast::<u8>();
             // At most `MAX_STEP`, so it fits.
             let length = u32::try_from(vector.iov_len).unwrap_or(u32::MAX);
-            match (transfer.registered, is_read) {
-                (None, true) => opcode::Read::new(file, address, length).offset(offset).build(),
-                (None, false) => opcode::Write::new(file, address, length).offset(offset).build(),
-                (Some(buffer), true) => {
-                    opcode::ReadFixed::new(file, address, length, buffer).offset(offset).build()
-                }
-                (Some(buffer), false) => {
-                    opcode::WriteFixed::new(file, address, length, buffer).offset(offset).build()
-                }
+            match is_read {
+                true => entry!(Read, ReadFixed, offset, address, length),
+                false => entry!(Write, WriteFixed, offset, address, length),
             }
         }
         Step::Vectored(vectors, offset) => {
             // At most `MAX_VECTORS`, so it fits.
             let count = u32::try_from(vectors.len()).unwrap_or(0);
-            let vectors = vectors.as_ptr();
-            match (transfer.registered, is_read) {
-                (None, true) => opcode::Readv::new(file, vectors, count).offset(offset).build(),
-                (None, false) => opcode::Writev::new(file, vectors, count).offset(offset).build(),
-                (Some(buffer), true) => {
-                    opcode::ReadvFixed::new(file, vectors, count, buffer).offset(offset).build()
-                }
-                (Some(buffer), false) => {
-                    opcode::WritevFixed::new(file, vectors, count, buffer).offset(offset).build()
-                }
+            match is_read {
+                true => entry!(Readv, ReadvFixed, offset, vectors.as_ptr(), count),
+                false => entry!(Writev, WritevFixed, offset, vectors.as_ptr(), count),
             }
         }
         Step::Sync => {

@@ -8,15 +8,13 @@ mod ring;
 mod transfer;
 mod workers;
 
-use std::fmt;
 use std::fs::File;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Instant;
 
 use terrane_core::{
-    ByteCount, Capability, CapabilityReport, CapabilityStatus, Memory, OwnerProcess, Reason,
-    RegionRequest,
+    ByteCount, Capability, CapabilityReport, CapabilityStatus, OwnerProcess, Reason, RegionRequest,
 };
 
 pub use options::{IoBackend, IoQueueOptions};
@@ -123,34 +121,20 @@ impl IoQueue {
         let mut capabilities = CapabilityReport::default();
         let requirement = options.backend.requirement();
         let ring = match options.backend {
-            IoBackend::Threads => {
-                capabilities.record(Capability::IoUring, requirement, CapabilityStatus::NotTried);
-                None
-            }
-            IoBackend::Auto | IoBackend::IoUring => match Ring::new(options) {
-                Ok(ring) => {
-                    capabilities.record(
-                        Capability::IoUring,
-                        requirement,
-                        CapabilityStatus::Granted,
-                    );
-                    Some(ring)
-                }
-                Err(reason) => {
-                    tracing::debug!(%reason, "io_uring refused");
-                    capabilities.record(
-                        Capability::IoUring,
-                        requirement,
-                        CapabilityStatus::Refused(reason),
-                    );
-                    capabilities.check()?;
-                    None
-                }
-            },
+            IoBackend::Threads => None,
+            IoBackend::Auto | IoBackend::IoUring => Some(Ring::new(options)),
         };
-        let backend = match ring {
+        if let Some(Err(reason)) = &ring {
+            tracing::debug!(%reason, "io_uring refused");
+        }
+        let status = CapabilityStatus::of(ring.as_ref());
+        capabilities.record(Capability::IoUring, requirement, status);
+        capabilities.check()?;
+        let backend = match ring.and_then(Result::ok) {
             Some(ring) => Backend::Ring(Box::new(ring)),
-            None => Backend::Workers(Box::new(Workers::new(depth, options.thread_count(depth))?)),
+            None => {
+                Backend::Workers(Box::new(Workers::new(depth, options.threads.clamp(1, depth))?))
+            }
         };
         let (backend, owner) = (ManuallyDrop::new(backend), OwnerProcess::current());
         let wants_registration = !options.registered.is_zero();
@@ -341,14 +325,11 @@ impl IoQueue {
         }
         let allocator = SystemAllocator::new(SystemOptions::default());
         let memory = allocator.allocate_memory(&RegionRequest::new(bytes))?;
-        let mut registered = ByteCount::ZERO;
-        if let Some(address) = memory.location().as_host() {
-            let range = IoBuffer { address, length: bytes };
-            // SAFETY: the memory keeps its pages until it drops, which is after this value.
-            let io_memory = unsafe { IoMemory::new(range) };
-            self.note_use(&io_memory, &[range]);
-            registered = io_memory.registered();
-        }
+        let range = IoBuffer { address: memory.address(), length: bytes };
+        // SAFETY: the memory keeps its pages until it drops, which is after this value.
+        let io_memory = unsafe { IoMemory::new(range) };
+        self.note_use(&io_memory, &[range]);
+        let registered = io_memory.registered();
         Ok(match self.registration().status() {
             CapabilityStatus::Granted if registered < bytes => {
                 let (needed, available) = (bytes, registered);
@@ -378,15 +359,7 @@ impl Drop for IoQueue {
     }
 }
 
-impl fmt::Debug for IoQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IoQueue")
-            .field("capabilities", &self.capabilities)
-            .field("depth", &self.depth)
-            .field("in_flight", &self.in_flight())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(IoQueue, |it| capabilities: it.capabilities, depth: it.depth, in_flight: it.in_flight());
 
 /// Ends a [`wait`](IoQueue::wait) from another thread.
 ///
@@ -417,8 +390,4 @@ impl IoWaker {
     }
 }
 
-impl fmt::Debug for IoWaker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IoWaker").finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(IoWaker);

@@ -57,10 +57,6 @@ impl IoQueueOptions {
             _ => Err(StorageError::QueueDepth { depth: self.depth, largest: Self::MAX_DEPTH }),
         }
     }
-
-    pub(super) fn thread_count(&self, depth: usize) -> usize {
-        self.threads.clamp(1, depth)
-    }
 }
 
 impl Default for IoQueueOptions {

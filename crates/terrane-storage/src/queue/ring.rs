@@ -1,6 +1,7 @@
 //! The queue on io_uring.
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -345,7 +346,7 @@ impl Ring {
         if self.wake_is_armed {
             return Ok(());
         }
-        let descriptor = types::Fd(sys::event::descriptor(&self.wake_event));
+        let descriptor = types::Fd(self.wake_event.as_raw_fd());
         let readable = u32::from(libc::POLLIN.unsigned_abs());
         let entry = opcode::PollAdd::new(descriptor, readable).build().user_data(WAKE);
         self.push(&entry).map_err(|source| StorageError::Queue { source })?;

@@ -33,10 +33,8 @@ pub(super) struct Workers {
     waiting: Receiver<Job>,
     messages: Receiver<Message>,
     waker: WakeSender,
-    /// The tokens of the requests in flight, by slot.
-    tokens: Vec<Option<u64>>,
-    /// The deadlines of the requests in flight, by slot, as far as they have not passed.
-    deadlines: Vec<Option<Instant>>,
+    /// The requests in flight, by slot.
+    slots: Vec<Slot>,
     /// Whether requests were stopped that no worker may have taken.
     has_stopped: bool,
     free: Vec<usize>,
@@ -44,6 +42,13 @@ pub(super) struct Workers {
     stops: Arc<[AtomicBool]>,
     spare_vectors: Vec<Vectors>,
     threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    token: Option<u64>,
+    /// `None` once it has passed.
+    deadline: Option<Instant>,
 }
 
 /// Ends a wait from another thread. Wakes that the queue has not seen yet count as one.
@@ -71,8 +76,7 @@ impl Workers {
             waiting: job_receiver,
             messages,
             waker: WakeSender { messages: sender, is_pending: Arc::default() },
-            tokens: vec![None; depth],
-            deadlines: vec![None; depth],
+            slots: vec![Slot::default(); depth],
             has_stopped: false,
             free: (0..depth).rev().collect(),
             stops: (0..depth).map(|_| AtomicBool::new(false)).collect(),
@@ -99,7 +103,7 @@ impl Workers {
     }
 
     pub(super) fn in_flight(&self) -> usize {
-        self.tokens.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 
     pub(super) fn spare_vectors(&mut self) -> Vectors {
@@ -107,9 +111,9 @@ impl Workers {
     }
 
     pub(super) fn submit(&mut self, transfer: Transfer) -> Result<(), StorageError> {
-        let full = StorageError::QueueFull { depth: self.tokens.len() };
+        let full = StorageError::QueueFull { depth: self.slots.len() };
         let (Some(jobs), Some(slot)) = (&self.jobs, self.free.pop()) else { return Err(full) };
-        let (token, deadline) = (transfer.token, transfer.deadline);
+        let request = Slot { token: Some(transfer.token), deadline: transfer.deadline };
         if let Some(stop) = self.stops.get(slot) {
             stop.store(false, Ordering::Relaxed);
         }
@@ -118,11 +122,8 @@ impl Workers {
             self.free.push(slot);
             return Err(full);
         }
-        if let Some(place) = self.tokens.get_mut(slot) {
-            *place = Some(token);
-        }
-        if let Some(place) = self.deadlines.get_mut(slot) {
-            *place = deadline;
+        if let Some(place) = self.slots.get_mut(slot) {
+            *place = request;
         }
         Ok(())
     }
@@ -130,8 +131,8 @@ impl Workers {
     /// Requests the workers to end, at their next step, the requests for which `select` returns
     /// `true`. The next wait ends those that no worker has taken.
     pub(super) fn stop(&mut self, select: impl Fn(u64) -> bool) {
-        for (token, flag) in self.tokens.iter().zip(self.stops.iter()) {
-            if token.is_some_and(&select) {
+        for (slot, flag) in self.slots.iter().zip(self.stops.iter()) {
+            if slot.token.is_some_and(&select) {
                 flag.store(true, Ordering::Relaxed);
                 self.has_stopped = true;
             }
@@ -148,7 +149,7 @@ impl Workers {
         let before = completions.len();
         let mut woken = false;
         loop {
-            let nearest = self.deadlines.iter().flatten().min().copied();
+            let nearest = self.slots.iter().filter_map(|slot| slot.deadline).min();
             if self.has_stopped || nearest.is_some_and(|deadline| deadline <= Instant::now()) {
                 self.end_waiting(completions);
                 continue;
@@ -182,8 +183,8 @@ impl Workers {
     fn end_waiting(&mut self, completions: &mut Vec<IoCompletion>) {
         self.has_stopped = false;
         let now = Instant::now();
-        for deadline in &mut self.deadlines {
-            deadline.take_if(|deadline| *deadline <= now);
+        for slot in &mut self.slots {
+            slot.deadline.take_if(|deadline| *deadline <= now);
         }
         let waiting: Vec<Job> = self.waiting.try_iter().collect();
         for Job { slot, transfer } in waiting {
@@ -201,11 +202,8 @@ impl Workers {
     fn take(&mut self, message: Message, completions: &mut Vec<IoCompletion>) -> bool {
         match message {
             Message::Finished { slot, transfer, outcome } => {
-                if let Some(token) = self.tokens.get_mut(slot) {
-                    *token = None;
-                }
-                if let Some(deadline) = self.deadlines.get_mut(slot) {
-                    *deadline = None;
+                if let Some(place) = self.slots.get_mut(slot) {
+                    *place = Slot::default();
                 }
                 self.free.push(slot);
                 let outcome = outcome.map_err(|failure| *failure);
@@ -279,13 +277,9 @@ fn make_call(transfer: &Transfer) -> Result<usize, i32> {
             return result.map(|()| 0).map_err(|error| error.code);
         }
     };
-    let result = if transfer.operation == IoOperation::Read {
-        // SAFETY: the submitter of the request keeps the buffers writable and the descriptor open
-        // until the request completes, which is after this call.
-        unsafe { sys::file::read_vectored(descriptor, vectors, offset) }
-    } else {
-        // SAFETY: as above, with readable buffers.
-        unsafe { sys::file::write_vectored(descriptor, vectors, offset) }
-    };
+    let is_read = transfer.operation == IoOperation::Read;
+    // SAFETY: the submitter of the request keeps the buffers writable, or readable for a write, and the
+    // descriptor open until the request completes, which is after this call.
+    let result = unsafe { sys::file::transfer(descriptor, vectors, offset, is_read) };
     result.map_err(|error| error.code)
 }

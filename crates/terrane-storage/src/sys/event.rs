@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::FromRawFd;
 
 use terrane_core::OsError;
 
@@ -26,8 +26,4 @@ pub(crate) fn signal(mut event: &File) {
 /// Clears the signal. Returns whether the event was signalled.
 pub(crate) fn drain(mut event: &File) -> bool {
     event.read(&mut [0_u8; 8]).is_ok()
-}
-
-pub(crate) fn descriptor(event: &File) -> RawFd {
-    event.as_raw_fd()
 }

@@ -8,46 +8,26 @@ use terrane_core::OsError;
 
 use super::check;
 
-/// Fills `vectors` from `offset` on. Returns the number of bytes read.
+/// Fills `vectors` from `offset` on, or writes them there. Returns the number of bytes.
 ///
 /// # Safety
 ///
-/// Each vector is valid for writes, and no other code accesses it during the call. The descriptor
-/// is open and is not closed during the call.
-pub(crate) unsafe fn read_vectored(
+/// Each vector is valid for writes, or for reads if they are written. During the call no other code
+/// writes it, or reads one that is filled. The descriptor is open and is not closed during the call.
+pub(crate) unsafe fn transfer(
     descriptor: RawFd,
     vectors: &[libc::iovec],
     offset: u64,
+    is_read: bool,
 ) -> Result<usize, OsError> {
-    let (count, offset) = arguments(vectors, offset)?;
-    // SAFETY: the caller guarantees the vectors and the descriptor. The list of vectors is a slice
-    // of that length.
-    let result = unsafe { libc::preadv(descriptor, vectors.as_ptr(), count, offset) };
-    check("preadv", result)
-}
-
-/// Writes `vectors` from `offset` on. Returns the number of bytes written.
-///
-/// # Safety
-///
-/// Each vector is valid for reads, and no other code writes it during the call. The descriptor is
-/// open and is not closed during the call.
-pub(crate) unsafe fn write_vectored(
-    descriptor: RawFd,
-    vectors: &[libc::iovec],
-    offset: u64,
-) -> Result<usize, OsError> {
-    let (count, offset) = arguments(vectors, offset)?;
-    // SAFETY: the caller guarantees the vectors and the descriptor. The list of vectors is a slice
-    // of that length.
-    let result = unsafe { libc::pwritev(descriptor, vectors.as_ptr(), count, offset) };
-    check("pwritev", result)
-}
-
-fn arguments(vectors: &[libc::iovec], offset: u64) -> Result<(libc::c_int, i64), OsError> {
     let invalid = OsError::new("preadv", libc::EINVAL);
     let count = libc::c_int::try_from(vectors.len()).map_err(|_| invalid)?;
-    Ok((count, i64::try_from(offset).map_err(|_| invalid)?))
+    let offset = i64::try_from(offset).map_err(|_| invalid)?;
+    let (name, call): (_, unsafe extern "C" fn(_, _, _, _) -> _) =
+        if is_read { ("preadv", libc::preadv) } else { ("pwritev", libc::pwritev) };
+    // SAFETY: the caller guarantees the vectors and the descriptor. The list of vectors is a slice
+    // of that length.
+    check(name, unsafe { call(descriptor, vectors.as_ptr(), count, offset) })
 }
 
 /// Syncs the file's data to the device, and all its metadata unless `data_only` is set.
@@ -103,16 +83,10 @@ pub(crate) fn reserve(file: BorrowedFd<'_>, length: u64) -> Result<(), OsError> 
     }
 }
 
-/// The alignments for direct I/O that the file system reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DirectAlignment {
-    pub(crate) memory: u64,
-    pub(crate) offset: u64,
-}
-
-/// The result of `statx` with `STATX_DIOALIGN` (Linux 6.1). `None` if the kernel or the file system
-/// does not report it. Zeros if the file does not support direct I/O.
-pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> Result<Option<DirectAlignment>, OsError> {
+/// The alignments of memory and of offsets for direct I/O, by `statx` with `STATX_DIOALIGN` (Linux 6.1).
+/// `None` if the kernel or the file system does not report them. Zeros if the file does not support
+/// direct I/O.
+pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> Result<Option<[u64; 2]>, OsError> {
     let mut status = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: the path is a NUL-terminated literal. The kernel writes a `statx` to memory of that
     // size, or fails.
@@ -128,10 +102,8 @@ pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> Result<Option<DirectAlig
     check("statx", result)?;
     // SAFETY: all zeros is a valid `statx`, and the kernel has written over it.
     let status = unsafe { status.assume_init() };
-    Ok((status.stx_mask & libc::STATX_DIOALIGN != 0).then(|| DirectAlignment {
-        memory: u64::from(status.stx_dio_mem_align),
-        offset: u64::from(status.stx_dio_offset_align),
-    }))
+    let alignments = [status.stx_dio_mem_align, status.stx_dio_offset_align].map(u64::from);
+    Ok((status.stx_mask & libc::STATX_DIOALIGN != 0).then_some(alignments))
 }
 
 /// Whether the file is on a file system without a device (tmpfs, ramfs, hugetlbfs).

@@ -52,15 +52,22 @@ pub(crate) unsafe fn unmap(address: NonNull<u8>, length: usize) -> Result<(), Os
 /// code uses its bytes any more.
 pub(crate) unsafe fn discard(address: NonNull<u8>, length: usize) -> Result<(), OsError> {
     // SAFETY: the caller guarantees the requirements on the range.
-    let result = unsafe { libc::madvise(address.as_ptr().cast(), length, libc::MADV_DONTNEED) };
-    if result != 0 && OsError::last("madvise").code == libc::EINVAL {
+    match unsafe { advise(address, length, libc::MADV_DONTNEED) } {
         // The range is locked (`mlockall`). Linux 5.18 has a separate advice for that.
         // SAFETY: as above.
-        let result =
-            unsafe { libc::madvise(address.as_ptr().cast(), length, MADV_DONTNEED_LOCKED) };
-        return check("madvise", result).map(|_| ());
+        Err(OsError { code: libc::EINVAL, .. }) => unsafe {
+            advise(address, length, MADV_DONTNEED_LOCKED)
+        },
+        result => result,
     }
-    check("madvise", result).map(|_| ())
+}
+
+/// # Safety
+///
+/// The range is mapped. No code uses bytes that the advice changes.
+unsafe fn advise(address: NonNull<u8>, length: usize, advice: libc::c_int) -> Result<(), OsError> {
+    // SAFETY: the caller guarantees the requirements on the range.
+    check("madvise", unsafe { libc::madvise(address.as_ptr().cast(), length, advice) }).map(|_| ())
 }
 
 /// `MADV_DONTNEED_LOCKED` of the kernel's `mman-common.h`.
@@ -78,8 +85,7 @@ pub(crate) unsafe fn advise_huge(
 ) -> Result<(), OsError> {
     let advice = if wanted { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
     // SAFETY: this advice changes no bytes, and the caller guarantees that the range is mapped.
-    let result = unsafe { libc::madvise(address.as_ptr().cast(), length, advice) };
-    check("madvise", result).map(|_| ())
+    unsafe { advise(address, length, advice) }
 }
 
 /// Whether the kernel supports `MADV_POPULATE_WRITE` (Linux 5.14).
@@ -98,11 +104,9 @@ pub(crate) fn can_populate() -> bool {
 pub(crate) unsafe fn populate(address: NonNull<u8>, length: usize) -> Result<(), OsError> {
     loop {
         // SAFETY: this advice changes no bytes, and the caller guarantees that the range is mapped.
-        let result =
-            unsafe { libc::madvise(address.as_ptr().cast(), length, libc::MADV_POPULATE_WRITE) };
-        match check("madvise", result) {
+        match unsafe { advise(address, length, libc::MADV_POPULATE_WRITE) } {
             Err(error) if error.code == libc::EINTR => {}
-            other => return other.map(|_| ()),
+            other => return other,
         }
     }
 }

@@ -11,7 +11,7 @@ use terrane_core::{
 use super::bring_up::{BringUp, BringUpProducer};
 use super::first_touch::touch_from_the_front;
 use super::mapping::Mapping;
-use super::{FirstTouch, HugePages, SystemAllocator, SystemMemory, Touching, refusal};
+use super::{FirstTouch, HugePages, SystemAllocator, SystemMemory, Touching, check_touched};
 use crate::error::StorageError;
 use crate::sys;
 
@@ -151,13 +151,7 @@ impl SystemAllocator {
             !is_cancelled()
         };
         let touched = touch_from_the_front(mapping, page, threads, step, &advance, &mut reached);
-        if touched.bytes < length {
-            return Err(match touched.failure {
-                Some(error) => refusal(length, error),
-                None => StorageError::Cancelled { ready: touched.bytes, of: length },
-            });
-        }
-        self.report_threads(threads, &touched, &mut report);
+        check_touched(&touched, length, threads, &mut report)?;
         Ok(report)
     }
 }

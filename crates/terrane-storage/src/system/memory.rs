@@ -38,6 +38,12 @@ impl SystemMemory {
         }
     }
 
+    /// The address of the bytes.
+    #[must_use]
+    pub const fn address(&self) -> HostAddress {
+        self.address
+    }
+
     /// The number of bytes that are in huge pages now, from `/proc/self/smaps`. The number may be
     /// too low if the kernel has merged the mapping with a neighbour. It is never too high.
     ///

@@ -171,42 +171,28 @@ impl SystemAllocator {
         requirement: Requirement,
         report: &mut CapabilityReport,
     ) -> Result<Option<Mapped>, StorageError> {
-        if self.options.numa != NumaPolicy::Local && !sys::memory::can_populate() {
-            // Huge pages are not reserved per node. Without this advice, a page fault on a node
-            // without free huge pages kills the process with a signal.
-            let reason = Reason::Needs("MADV_POPULATE_WRITE (Linux 5.14) to be bound to a node");
-            report.record(
-                Capability::ExplicitHugePages,
-                requirement,
-                CapabilityStatus::Refused(reason),
-            );
-            report.check()?;
-            return Ok(None);
-        }
         let mut own_report = CapabilityReport::default();
-        let mapped = self.allocate_on(request, touching, Pages::Explicit(size), &mut own_report);
-        let error = match mapped {
-            Ok(mapped) => {
-                report.record(
-                    Capability::ExplicitHugePages,
-                    requirement,
-                    CapabilityStatus::Granted,
-                );
-                report.extend(own_report.outcomes().iter().cloned());
-                return Ok(Some(mapped));
+        // Huge pages are not reserved per node. Without this advice, a page fault on a node without free
+        // huge pages kills the process with a signal.
+        let mapped = if self.options.numa != NumaPolicy::Local && !sys::memory::can_populate() {
+            Err(Reason::Needs("MADV_POPULATE_WRITE (Linux 5.14) to be bound to a node"))
+        } else {
+            match self.allocate_on(request, touching, Pages::Explicit(size), &mut own_report) {
+                Ok(mapped) => Ok(mapped),
+                Err(
+                    StorageError::OutOfMemory { source: Some(error), .. }
+                    | StorageError::Memory { source: error, .. },
+                ) => Err(huge::explicit_refusal(size, request.bytes, error)),
+                Err(other) => return Err(other),
             }
-            Err(StorageError::OutOfMemory { source: Some(error), .. }) => error,
-            Err(StorageError::Memory { source, .. }) => source,
-            Err(other) => return Err(other),
         };
-        let reason = huge::explicit_refusal(size, request.bytes, error);
-        report.record(
-            Capability::ExplicitHugePages,
-            requirement,
-            CapabilityStatus::Refused(reason),
-        );
+        let status = CapabilityStatus::of(Some(&mapped));
+        report.record(Capability::ExplicitHugePages, requirement, status);
         report.check()?;
-        Ok(None)
+        if mapped.is_ok() {
+            report.extend(own_report.outcomes().iter().cloned());
+        }
+        Ok(mapped.ok())
     }
 
     /// Maps, binds and touches a region with one kind of pages.
@@ -232,17 +218,15 @@ impl SystemAllocator {
                 });
             }
         }
-        let map = |alignment, huge| {
-            Mapping::new(bytes, alignment, huge).map_err(|error| refusal(bytes, error))
-        };
-        let mapping = match pages {
-            Pages::Base => map(request.alignment, None)?,
+        let (alignment, huge) = match pages {
             Pages::Transparent(_) if bytes.get() >= Alignment::HUGE_PAGE.get() => {
-                map(request.alignment.max(Alignment::HUGE_PAGE), None)?
+                (request.alignment.max(Alignment::HUGE_PAGE), None)
             }
-            Pages::Transparent(_) => map(request.alignment, None)?,
-            Pages::Explicit(size) => map(request.alignment, Some(size.alignment()))?,
+            Pages::Base | Pages::Transparent(_) => (request.alignment, None),
+            Pages::Explicit(size) => (request.alignment, Some(size.alignment())),
         };
+        let mapping = Mapping::new(bytes, alignment, huge);
+        let mapping = mapping.map_err(|error| refusal(bytes, error))?;
         let refused = match pages {
             Pages::Explicit(_) => None,
             Pages::Base => {
@@ -289,11 +273,8 @@ impl SystemAllocator {
         // SAFETY: the range is the whole mapping.
         let result =
             unsafe { sys::memory::bind(mapping.address(), mapping.length(), placement, &nodes) };
-        let status = result.map_or_else(
-            |e| CapabilityStatus::Refused(Reason::Os(e)),
-            |()| CapabilityStatus::Granted,
-        );
-        report.record(Capability::NumaBinding, requirement, status);
+        let result = result.map_err(Reason::Os);
+        report.record(Capability::NumaBinding, requirement, CapabilityStatus::of(Some(&result)));
         report.check()?;
         Ok(result.is_ok() && placement == sys::memory::Placement::Bind)
     }
@@ -326,14 +307,7 @@ impl SystemAllocator {
             !self.progress.is_cancelled()
         };
         let touched = touch(mapping, page, threads, &advance);
-        if touched.bytes < length {
-            return Err(match touched.failure {
-                Some(error) => refusal(length, error),
-                None => StorageError::Cancelled { ready: touched.bytes, of: length },
-            });
-        }
-        self.report_threads(threads, &touched, report);
-        Ok(())
+        check_touched(&touched, length, threads, report)
     }
 
     /// The threads that touch and their CPUs, depending on whether the memory is bound to a node.
@@ -353,28 +327,32 @@ impl SystemAllocator {
         };
         TouchThreads { count, cpus }
     }
+}
 
-    /// Records in the report how the pages were touched.
-    fn report_threads(
-        &self,
-        threads: TouchThreads<'_>,
-        touched: &Touched,
-        report: &mut CapabilityReport,
-    ) {
-        let entry = |refusal: Option<OsError>| {
-            refusal.map_or(CapabilityStatus::Granted, |error| {
-                CapabilityStatus::Refused(Reason::Os(error))
-            })
-        };
-        if threads.count > 1 {
-            let status = entry(touched.thread_refusal);
-            report.record(Capability::ParallelFirstTouch, Requirement::Preferred, status);
-        }
-        if threads.cpus.is_some() {
-            let status = entry(touched.affinity_refusal);
-            report.record(Capability::ThreadAffinity, Requirement::Preferred, status);
+/// Records in the report how the pages were touched, unless some were not.
+fn check_touched(
+    touched: &Touched,
+    length: ByteCount,
+    threads: TouchThreads<'_>,
+    report: &mut CapabilityReport,
+) -> Result<(), StorageError> {
+    if touched.bytes < length {
+        return Err(match touched.failure {
+            Some(error) => refusal(length, error),
+            None => StorageError::Cancelled { ready: touched.bytes, of: length },
+        });
+    }
+    for (was_tried, capability, refusal) in [
+        (threads.count > 1, Capability::ParallelFirstTouch, touched.thread_refusal),
+        (threads.cpus.is_some(), Capability::ThreadAffinity, touched.affinity_refusal),
+    ] {
+        if was_tried {
+            let attempt = refusal.map_or(Ok(()), |error| Err(Reason::Os(error)));
+            let status = CapabilityStatus::of(Some(&attempt));
+            report.record(capability, Requirement::Preferred, status);
         }
     }
+    Ok(())
 }
 
 // SAFETY: each region is a separate mapping, and no other code refers to it.

@@ -9,7 +9,7 @@ pub(crate) fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
 }
 
 #[inline]
-fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+pub(crate) fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut field = [0; N];
     field.copy_from_slice(&bytes[at..at + N]);
     field
@@ -37,10 +37,4 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 #[inline]
 pub(crate) fn u128_at(bytes: &[u8], at: usize) -> u128 {
     u128::from_le_bytes(array_at(bytes, at))
-}
-
-/// Sixteen bytes at `at`, an offset within `bytes`.
-#[inline]
-pub(crate) fn sixteen_at(bytes: &[u8], at: usize) -> [u8; 16] {
-    array_at(bytes, at)
 }

@@ -1,7 +1,7 @@
 //! The catalog: which block is in which slot, on disk.
 
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
@@ -11,16 +11,16 @@ use terrane_core::OwnerProcess;
 use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
 
-use super::error::{CatalogError, FailedOperation, ReadOnlyReason};
-use super::failure::failure;
+use super::error::{CatalogError, ReadOnlyReason};
 use super::files::{DirectoryLock, Files};
+use super::folder::{Folder, failure};
 use super::live::{LiveRecords, Recovered};
 use super::names;
 use super::namespace::{GroupSlots, Namespace};
 use super::owner;
 use super::real::Directory;
 use super::record::{PutRecord, Stamp, encode_put, encode_remove};
-use super::recovery;
+use super::recovery::{self, Reading};
 use super::snapshot::CatalogSnapshot;
 use super::state::State;
 use super::superblock::{Secret, Superblock};
@@ -55,10 +55,9 @@ pub struct CatalogOptions {
 /// - Verify the checksum at each read: a record may be older than the bytes in its slot.
 #[derive(Debug)]
 pub struct Catalog {
-    pub(super) files: Arc<dyn Files>,
-    pub(super) directory: PathBuf,
+    pub(super) folder: Folder,
     pub(super) groups: Vec<GroupSlots>,
-    process: OwnerProcess,
+    pub(super) process: OwnerProcess,
     /// Not in the state: no lock is needed to read it.
     secret: Secret,
     pub(super) state: Mutex<State>,
@@ -114,23 +113,25 @@ impl Catalog {
         }
         Superblock::check(namespace, groups)?;
         let lock = owner::acquire(files.as_ref(), directory)?;
-        let loaded = superblocks::load(files.as_ref(), directory, namespace, groups)?;
+        let folder = Folder { files, path: directory.to_owned() };
+        let loaded = superblocks::load(&folder, namespace, groups)?;
         let epoch = loaded.superblock.epoch;
         let threads = options.recovery_threads.unwrap_or_else(default_threads);
-        let settings = (threads, options.keep_keys);
-        let found = recovery::recover(files.as_ref(), directory, epoch, groups, settings)?;
+        let reading = Reading { threads, keep_keys: options.keep_keys, syncs: true };
+        let found = recovery::read(&folder, epoch, groups, reading)?;
         // All that was found is durable before anything builds on it, or leftovers go.
-        files.sync_directory().map_err(|error| failure(directory, error))?;
+        folder.files.sync_directory().map_err(|error| failure(directory, error))?;
         for name in &found.leftovers {
-            remove(files.as_ref(), name);
+            remove(&*folder.files, name);
         }
         let secret = loaded.superblock.secret;
-        let mut state = State::new(loaded.superblock, &found);
-        state.start_session(files.as_ref(), directory, found.last_number)?;
+        let mut state = State::new(folder.clone(), loaded.superblock, &found);
+        state.start_session(found.last_number)?;
 
+        let live = LiveRecords::new(found.merged.parts);
         let recovered = Recovered {
-            found: found.merged.found(),
-            live: LiveRecords::new(found.merged.parts),
+            found: to_u64(live.len()),
+            live,
             torn: found.torn,
             damaged: found.damaged,
             dropped: found.merged.dropped,
@@ -140,8 +141,7 @@ impl Catalog {
             took: start.elapsed(),
         };
         let catalog = Self {
-            files,
-            directory: directory.to_owned(),
+            folder,
             groups: groups.to_vec(),
             process: OwnerProcess::current(),
             secret,
@@ -200,7 +200,7 @@ impl Catalog {
         if count == 0 {
             return Ok(());
         }
-        lock(&self.state).append(&self.directory, count, tombstones, encode)
+        lock(&self.state).append(count, tombstones, encode)
     }
 
     /// Makes all records durable that were appended before the call. Threads that call it at the same
@@ -227,12 +227,11 @@ impl Catalog {
         };
         for (number, file) in pending.journals() {
             if let Err(error) = file.sync_data() {
-                let path = self.directory.join(names::journal(*number));
-                lock(&self.state).fail(FailedOperation::Sync, &path, error);
-                return Err(failure(&path, error));
+                let name = names::journal(*number);
+                return Err(lock(&self.state).fail("a sync", &name, error));
             }
         }
-        lock(&self.state).finish_sync(&self.directory, &pending);
+        lock(&self.state).finish_sync(&pending);
         Ok(())
     }
 
@@ -251,7 +250,7 @@ impl Catalog {
         let maintenance = lock(&self.maintenance);
         self.is_abandoned.store(false, Ordering::Relaxed);
         let turn = lock(&self.syncing);
-        let number = lock(&self.state).clear(self.files.as_ref(), &self.directory)?;
+        let number = lock(&self.state).clear()?;
         drop(turn);
         self.remove_older(number);
         drop(maintenance);
@@ -282,10 +281,6 @@ impl Catalog {
     }
 
     /// Checks that the calls are made by the process that opened the catalog.
-    pub(super) fn check_process(&self) -> Result<(), CatalogError> {
-        Ok(self.process.check()?)
-    }
-
     /// Checks a record against the groups.
     pub(super) fn check(&self, record: &PutRecord<'_>) -> Result<(), CatalogError> {
         let &PutRecord { group, slot, length, key, .. } = record;
@@ -308,7 +303,7 @@ impl Catalog {
     /// Removes journals and checkpoints with lower numbers. Those that stay are removed when the
     /// store is opened.
     pub(super) fn remove_older(&self, number: u64) {
-        let names = self.files.list().unwrap_or_default();
+        let names = self.folder.files.list().unwrap_or_default();
         for name in names {
             let is_older = match names::parse(&name) {
                 Some(names::Name::Journal(other) | names::Name::Checkpoint(other)) => {
@@ -318,7 +313,7 @@ impl Catalog {
             };
             if is_older {
                 // Without a trace: a lock is held.
-                let _ = self.files.unlink(&name);
+                let _ = self.folder.files.unlink(&name);
             }
         }
     }
@@ -332,7 +327,7 @@ impl Drop for Catalog {
         }
         // The lock of the directory is a field, and released after this.
         if let Some(name) = lock(&self.state).unused_journal() {
-            remove(self.files.as_ref(), &name);
+            remove(&*self.folder.files, &name);
         }
     }
 }

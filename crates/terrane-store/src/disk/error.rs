@@ -21,7 +21,7 @@ pub enum CatalogError {
         /// The name.
         name: String,
         /// The rule that it breaks.
-        problem: NameProblem,
+        problem: String,
         /// The maximum length in bytes.
         longest: usize,
     },
@@ -34,7 +34,7 @@ pub enum CatalogError {
         /// The name of the field.
         name: String,
         /// The rule that it breaks.
-        problem: FieldProblem,
+        problem: &'static str,
         /// The maximum length of a name in bytes.
         longest_name: usize,
         /// The maximum length of a value in bytes.
@@ -114,7 +114,10 @@ pub enum CatalogError {
         source: OsError,
     },
     /// Another process, or another catalog of this process, owns the directory.
-    #[error("{directory:?} is owned by {}; close that store first, or use another directory", Known(.owner))]
+    #[error(
+        "{directory:?} is owned by {}; close that store first, or use another directory",
+        .owner.as_ref().map_or("a process that did not leave its name".into(), ToString::to_string)
+    )]
     Owned {
         /// The directory.
         directory: PathBuf,
@@ -155,7 +158,7 @@ pub enum CatalogError {
     #[error(
         "the store in {directory:?} has another namespace: {}; open it with its own namespace, or \
          use another name",
-        Listed(.differences)
+        .differences.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     )]
     NamespaceDiffers {
         /// The directory.
@@ -254,34 +257,12 @@ pub enum CatalogError {
 #[error("{operation} failed on {file:?}")]
 pub struct ReadOnlyReason {
     /// The operation that failed.
-    pub operation: FailedOperation,
+    pub operation: &'static str,
     /// The file.
     pub file: PathBuf,
     /// The error of the system.
     #[source]
     pub source: OsError,
-}
-
-/// The operation after which a catalog no longer writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FailedOperation {
-    /// Records were added to a journal.
-    Append,
-    /// A journal or the directory was synced. It is never synced again: a later success would hide the lost data.
-    Sync,
-    /// The store was cleared.
-    Clear,
-}
-
-impl fmt::Display for FailedOperation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Append => "an append",
-            Self::Sync => "a sync",
-            Self::Clear => "a clear",
-        })
-    }
 }
 
 /// A field in which a store differs from what its opener requested.
@@ -310,79 +291,5 @@ impl fmt::Display for FieldDifference {
             }
             (None, None) => write!(f, "{field}"),
         }
-    }
-}
-
-/// Why a name cannot be the name of a folder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum NameProblem {
-    /// It has no characters.
-    Empty,
-    /// It has too many bytes.
-    TooLong,
-    /// It has a character that is not allowed, such as a separator.
-    Character(char),
-    /// It begins with a dot.
-    LeadingDot,
-}
-
-impl fmt::Display for NameProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Empty => f.write_str("it is empty"),
-            Self::TooLong => f.write_str("it is too long"),
-            Self::Character(character) => write!(f, "it contains {character:?}"),
-            Self::LeadingDot => f.write_str("it begins with a dot"),
-        }
-    }
-}
-
-/// Why a field of a namespace is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FieldProblem {
-    /// Its name has no characters.
-    EmptyName,
-    /// Its name has too many bytes.
-    LongName,
-    /// Its value has too many bytes.
-    LongValue,
-    /// Another field has the same name.
-    Repeated,
-}
-
-impl fmt::Display for FieldProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::EmptyName => "has no name",
-            Self::LongName => "has a name that is too long",
-            Self::LongValue => "has a value that is too long",
-            Self::Repeated => "is given twice",
-        })
-    }
-}
-
-struct Known<'a>(&'a Option<StoreOwner>);
-
-impl fmt::Display for Known<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(owner) => fmt::Display::fmt(owner, f),
-            None => f.write_str("a process that did not leave its name"),
-        }
-    }
-}
-
-struct Listed<'a>(&'a [FieldDifference]);
-
-impl fmt::Display for Listed<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut separator = "";
-        for difference in self.0 {
-            write!(f, "{separator}{difference}")?;
-            separator = "; ";
-        }
-        Ok(())
     }
 }

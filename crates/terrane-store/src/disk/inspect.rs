@@ -6,18 +6,19 @@
 //! It creates, locks and changes no file. So it works on a file system that is mounted read-only, and
 //! never keeps a store from being opened.
 
+use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 
 use super::error::CatalogError;
-use super::failure::failure;
-use super::files::Files;
+use super::folder::Folder;
 use super::live::LiveRecords;
 use super::names;
 use super::namespace::{GroupSlots, Namespace};
 use super::owner::{self, StoreOwner};
 use super::real::Directory;
-use super::recovery;
+use super::recovery::{self, Reading};
 use super::superblock::{Secret, Superblock};
 use super::superblocks;
 
@@ -50,15 +51,16 @@ pub(crate) fn inspect(directory: &Path, name: &str) -> Result<Inspected, Catalog
     if !path.is_dir() {
         return Err(CatalogError::NotFound { path });
     }
-    let files = Directory::open_read_only(directory, name)?;
+    let directory = Arc::new(Directory::open_read_only(directory, name)?);
+    let folder = Folder { files: Arc::clone(&directory) as _, path };
     let is_locked = || {
-        let is_locked = files.is_locked(names::LOCK);
-        is_locked.map_err(|error| failure(&path.join(names::LOCK), error))
+        let is_locked = directory.is_locked(names::LOCK);
+        is_locked.map_err(|error| folder.failure(names::LOCK, error))
     };
     let version = |(superblock, state): &(Superblock, recovery::State)| {
         (superblock.generation, state.checkpoint, state.last_number)
     };
-    let ((superblock, state), is_live) = settled(|| read(&files, &path), version, is_locked)?;
+    let ((superblock, state), is_live) = settled(|| read(&folder), version, is_locked)?;
     let Superblock { namespace, groups, secret, epoch, .. } = superblock;
     Ok(Inspected {
         namespace,
@@ -72,7 +74,7 @@ pub(crate) fn inspect(directory: &Path, name: &str) -> Result<Inspected, Catalog
         dropped: state.merged.dropped,
         bytes: state.bytes,
         is_live,
-        owner: if is_live { owner::read(&files) } else { None },
+        owner: if is_live { owner::read(&*folder.files) } else { None },
     })
 }
 
@@ -106,10 +108,10 @@ fn settled<T, V: PartialEq>(
     }
 }
 
-fn read(files: &dyn Files, path: &Path) -> Result<(Superblock, recovery::State), CatalogError> {
-    let superblock = superblocks::newest(files, path)?;
-    let settings = (std::num::NonZeroUsize::MIN, true);
-    let state = recovery::read(files, path, superblock.epoch, &superblock.groups, settings)?;
+fn read(folder: &Folder) -> Result<(Superblock, recovery::State), CatalogError> {
+    let superblock = superblocks::newest(folder)?;
+    let reading = Reading { threads: NonZeroUsize::MIN, keep_keys: true, syncs: false };
+    let state = recovery::read(folder, superblock.epoch, &superblock.groups, reading)?;
     Ok((superblock, state))
 }
 

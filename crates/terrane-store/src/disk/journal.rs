@@ -13,8 +13,8 @@ use super::names;
 #[derive(Debug)]
 pub(crate) struct Journal {
     pub number: u64,
-    file: Arc<dyn OpenFile>,
-    length: u64,
+    pub file: Arc<dyn OpenFile>,
+    pub length: u64,
 }
 
 impl Journal {
@@ -33,14 +33,5 @@ impl Journal {
         self.file.write_at(records, self.length)?;
         self.length += to_u64(records.len());
         Ok(())
-    }
-
-    pub(crate) fn file(&self) -> Arc<dyn OpenFile> {
-        Arc::clone(&self.file)
-    }
-
-    /// The bytes that were written.
-    pub(crate) const fn length(&self) -> u64 {
-        self.length
     }
 }

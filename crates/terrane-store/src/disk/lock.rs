@@ -121,7 +121,7 @@ mod tests {
 
     use super::*;
     use crate::disk::CatalogError;
-    use crate::disk::failure::failure;
+    use crate::disk::folder::failure;
 
     const DIRECTORY: DirectoryIdentity = (1, 2);
 

@@ -10,8 +10,8 @@ mod bytes;
 mod catalog;
 mod checkpoint;
 mod error;
-mod failure;
 mod files;
+mod folder;
 mod inspect;
 mod journal;
 mod live;
@@ -30,9 +30,7 @@ mod write_checkpoint;
 
 pub(crate) use catalog::acquire_striped;
 pub use catalog::{Catalog, CatalogOptions};
-pub use error::{
-    CatalogError, FailedOperation, FieldDifference, FieldProblem, NameProblem, ReadOnlyReason,
-};
+pub use error::{CatalogError, FieldDifference, ReadOnlyReason};
 pub use files::{DirectoryLock, Files, OpenFile, OpenMode};
 pub(crate) use inspect::{Inspected, inspect};
 pub use live::{LiveRecord, LiveRecords, Recovered};

@@ -52,11 +52,6 @@ pub(crate) fn parse(name: &str) -> Option<Name> {
 /// The numbers of files are lower.
 pub(crate) const NUMBERS: u64 = 1 << 62;
 
-/// The number after `last`; `None` if a file with it would not be found.
-pub(crate) fn next(last: u64) -> Option<u64> {
-    (last < NUMBERS - 1).then_some(last + 1)
-}
-
 /// A number as this module writes it: without a sign or leading zeros, from 1 on.
 fn number_of(text: &str) -> Option<u64> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');

@@ -1,6 +1,6 @@
 //! The content of a store: the namespace of its keys and the slots of its groups.
 
-use super::error::{CatalogError, FieldProblem, NameProblem};
+use super::error::CatalogError;
 
 /// The maximum length of a namespace's name in bytes.
 const LONGEST_FOLDER: usize = 128;
@@ -79,26 +79,26 @@ impl Namespace {
     }
 }
 
-fn name_problem(name: &str) -> Option<NameProblem> {
+fn name_problem(name: &str) -> Option<String> {
     let is_allowed =
         |byte: char| byte.is_ascii_alphanumeric() || matches!(byte, '-' | '_' | '.' | '=');
     match name.chars().find(|character| !is_allowed(*character)) {
-        _ if name.is_empty() => Some(NameProblem::Empty),
-        _ if name.len() > LONGEST_FOLDER => Some(NameProblem::TooLong),
-        Some(character) => Some(NameProblem::Character(character)),
-        None => name.starts_with('.').then_some(NameProblem::LeadingDot),
+        _ if name.is_empty() => Some("it is empty".into()),
+        _ if name.len() > LONGEST_FOLDER => Some("it is too long".into()),
+        Some(character) => Some(format!("it contains {character:?}")),
+        None => name.starts_with('.').then(|| "it begins with a dot".into()),
     }
 }
 
 fn field_problem(
     (name, value): &(String, String),
     before: Option<&(String, String)>,
-) -> Option<FieldProblem> {
+) -> Option<&'static str> {
     match () {
-        () if name.is_empty() => Some(FieldProblem::EmptyName),
-        () if name.len() > LONGEST_NAME => Some(FieldProblem::LongName),
-        () if value.len() > LONGEST_VALUE => Some(FieldProblem::LongValue),
-        () if before.is_some_and(|(other, _)| other == name) => Some(FieldProblem::Repeated),
+        () if name.is_empty() => Some("has no name"),
+        () if name.len() > LONGEST_NAME => Some("has a name that is too long"),
+        () if value.len() > LONGEST_VALUE => Some("has a value that is too long"),
+        () if before.is_some_and(|(other, _)| other == name) => Some("is given twice"),
         () => None,
     }
 }
@@ -121,7 +121,7 @@ mod tests {
 
     const NONE: [(&str, &str); 0] = [];
 
-    fn problem(name: &str) -> NameProblem {
+    fn problem(name: &str) -> String {
         match Namespace::new(name, NONE) {
             Err(CatalogError::NamespaceName { problem, .. }) => problem,
             other => panic!("{name:?}: {other:?}"),
@@ -130,16 +130,16 @@ mod tests {
 
     #[test]
     fn names_that_leave_the_directory_are_refused() {
-        assert_eq!(problem(""), NameProblem::Empty);
-        assert_eq!(problem(&"a".repeat(129)), NameProblem::TooLong);
+        assert_eq!(problem(""), "it is empty");
+        assert_eq!(problem(&"a".repeat(129)), "it is too long");
         for (name, character) in
             [("a/b", '/'), ("a\\b", '\\'), ("a\0", '\0'), ("ä", 'ä'), ("a b", ' ')]
         {
-            assert_eq!(problem(name), NameProblem::Character(character));
+            assert_eq!(problem(name), format!("it contains {character:?}"));
         }
-        assert_eq!(problem("."), NameProblem::LeadingDot);
-        assert_eq!(problem(".."), NameProblem::LeadingDot);
-        assert_eq!(problem(".hidden"), NameProblem::LeadingDot);
+        assert_eq!(problem("."), "it begins with a dot");
+        assert_eq!(problem(".."), "it begins with a dot");
+        assert_eq!(problem(".hidden"), "it begins with a dot");
         let longest = "a".repeat(128);
         for name in ["a", "meta-llama_3.1=8B", &longest] {
             assert_eq!(Namespace::new(name, NONE).unwrap().name(), name);
@@ -153,10 +153,10 @@ mod tests {
         assert_eq!(fields, ["model", "rank"]);
         let long = "x".repeat(513);
         for (fields, expected) in [
-            (vec![("", "1")], FieldProblem::EmptyName),
-            (vec![(&long[..65], "1")], FieldProblem::LongName),
-            (vec![("a", long.as_str())], FieldProblem::LongValue),
-            (vec![("a", "1"), ("b", "1"), ("a", "2")], FieldProblem::Repeated),
+            (vec![("", "1")], "has no name"),
+            (vec![(&long[..65], "1")], "has a name that is too long"),
+            (vec![("a", long.as_str())], "has a value that is too long"),
+            (vec![("a", "1"), ("b", "1"), ("a", "2")], "is given twice"),
         ] {
             let error = Namespace::new("a", fields).unwrap_err();
             let found = match error {

@@ -13,8 +13,8 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::error::CatalogError;
-use super::failure::failure;
 use super::files::{DirectoryLock, Files, OpenMode};
+use super::folder::failure;
 use super::names;
 
 /// The most bytes of the file `owner` that are read.

@@ -14,8 +14,8 @@ use terrane_core::OsError;
 use terrane_core::convert::to_u64;
 
 use super::error::CatalogError;
-use super::failure::failure;
 use super::files::{DirectoryLock, Files, OpenFile, OpenMode};
+use super::folder::failure;
 use super::lock::{DirectoryIdentity, ProcessLock};
 
 /// Only the owner may read what was cached.

@@ -1,14 +1,14 @@
 //! The state that appends, syncs, checkpoints and clears share, under one short lock.
 
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use terrane_core::OsError;
 use terrane_core::convert::to_u64;
 
-use super::error::{CatalogError, FailedOperation, ReadOnlyReason};
-use super::failure::failure;
-use super::files::{Files, OpenFile, OpenMode};
+use super::checkpoint::Header;
+use super::error::{CatalogError, ReadOnlyReason};
+use super::files::{OpenFile, OpenMode};
+use super::folder::Folder;
 use super::journal::Journal;
 use super::names::{self, SUPERBLOCKS};
 use super::record::{Mark, RECORD, SEQUENCES, Stamp, encode_mark};
@@ -23,6 +23,7 @@ const MARGIN: u64 = 1 << 32;
 /// The state of an open catalog.
 #[derive(Debug)]
 pub(crate) struct State {
+    folder: Folder,
     superblock: Superblock,
     /// `None` if it could not be created; the catalog is then read-only.
     journal: Option<Journal>,
@@ -61,20 +62,11 @@ impl Pending {
     }
 }
 
-/// A journal that a checkpoint began.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Begun {
-    pub number: u64,
-    pub epoch: u64,
-    pub first_sequence: u64,
-    /// The tombstones before it.
-    pub tombstones: u64,
-}
-
 impl State {
-    pub(crate) fn new(superblock: Superblock, found: &recovery::State) -> Self {
+    pub(crate) fn new(folder: Folder, superblock: Superblock, found: &recovery::State) -> Self {
         let durable = found.next_sequence - 1;
         Self {
+            folder,
             superblock,
             journal: None,
             unsynced: Vec::new(),
@@ -95,28 +87,25 @@ impl State {
     /// # Errors
     ///
     /// Returns [`CatalogError::NumbersExhausted`].
-    pub(crate) fn start_session(
-        &mut self,
-        files: &dyn Files,
-        directory: &Path,
-        last_number: u64,
-    ) -> Result<(), CatalogError> {
+    pub(crate) fn start_session(&mut self, last_number: u64) -> Result<(), CatalogError> {
         let number = number_after(last_number)?;
         // A journal that was not listed has records of an earlier session: it is not overwritten.
-        let created = Journal::create(files, number, OpenMode::CreateNew);
-        let created = created.and_then(|journal| files.sync_directory().map(|()| journal));
-        if let Err(error) = created.and_then(|journal| self.switch(journal, true)) {
-            let path = directory.join(names::journal(number));
-            self.fail(FailedOperation::Append, &path, error);
+        if let Err(error) = self.begin_journal(number, OpenMode::CreateNew) {
+            self.fail("an append", &names::journal(number), error);
         }
         self.spare = Some(number);
         Ok(())
     }
 
+    fn begin_journal(&mut self, number: u64, mode: OpenMode) -> Result<(), OsError> {
+        let journal = Journal::create(&*self.folder.files, number, mode)?;
+        self.folder.files.sync_directory()?;
+        self.switch(journal, true)
+    }
+
     /// Adds `count` records, of which `tombstones` are tombstones.
     pub(crate) fn append(
         &mut self,
-        directory: &Path,
         count: u64,
         tombstones: u64,
         encode: impl FnOnce(Stamp, &mut Vec<u8>),
@@ -128,7 +117,7 @@ impl State {
         let mut bytes = std::mem::take(&mut self.buffer);
         bytes.clear();
         encode(self.stamp(), &mut bytes);
-        let written = self.write(directory, &bytes);
+        let written = self.write(&bytes);
         self.buffer = bytes;
         written?;
         self.next_sequence += count;
@@ -137,12 +126,11 @@ impl State {
         Ok(())
     }
 
-    fn write(&mut self, directory: &Path, bytes: &[u8]) -> Result<(), CatalogError> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), CatalogError> {
         let Some(journal) = &mut self.journal else { return Ok(()) };
         let Err(error) = journal.append(bytes) else { return Ok(()) };
-        let path = directory.join(names::journal(journal.number));
-        self.fail(FailedOperation::Append, &path, error);
-        Err(failure(&path, error))
+        let name = names::journal(journal.number);
+        Err(self.fail("an append", &name, error))
     }
 
     /// The last record that is not a mark.
@@ -159,13 +147,13 @@ impl State {
         self.check_writable()?;
         let older = self.unsynced.clone();
         let journal = self.journal.as_ref();
-        let current = journal.map(|journal| (journal.number, journal.file()));
+        let current = journal.map(|journal| (journal.number, Arc::clone(&journal.file)));
         let (durable, tombstones) = (self.next_sequence - 1, self.tombstones);
         Ok(Pending { older, current, durable, tombstones })
     }
 
     /// Notes that a sync has succeeded, and adds the mark.
-    pub(crate) fn finish_sync(&mut self, directory: &Path, pending: &Pending) {
+    pub(crate) fn finish_sync(&mut self, pending: &Pending) {
         self.durable = pending.durable;
         self.durable_tombstones = pending.tombstones;
         // The current journal is not among them: it may have grown since the sync began.
@@ -179,25 +167,21 @@ impl State {
         let mut bytes = Vec::new();
         encode_mark(self.mark(false), self.stamp(), &mut bytes);
         // The records are durable without the mark. The next append reports the failure.
-        if self.write(directory, &bytes).is_ok() {
+        if self.write(&bytes).is_ok() {
             self.next_sequence += 1;
         }
     }
 
     /// Goes on in `journal`, which is empty and has a durable name, for a checkpoint.
-    pub(crate) fn begin_checkpoint(
-        &mut self,
-        directory: &Path,
-        journal: Journal,
-    ) -> Result<Begun, CatalogError> {
+    pub(crate) fn begin_checkpoint(&mut self, journal: Journal) -> Result<Header, CatalogError> {
         self.check_writable()?;
         let (number, first_sequence) = (journal.number, self.next_sequence);
         let begun = self.switch(journal, false);
-        begun.map_err(|error| failure(&directory.join(names::journal(number)), error))?;
+        begun.map_err(|error| self.folder.failure(&names::journal(number), error))?;
         // Its checkpoint may have got its name, unless it is abandoned.
         self.spare = None;
         let (epoch, tombstones) = (self.superblock.epoch, self.tombstones);
-        Ok(Begun { number, epoch, first_sequence, tombstones })
+        Ok(Header { number, epoch, first_sequence, tombstones, records: 0 })
     }
 
     /// The number of the next journal.
@@ -222,27 +206,20 @@ impl State {
     /// mark.
     pub(crate) fn unused_journal(&self) -> Option<String> {
         let is_unused = |journal: &&Journal| {
-            self.spare == Some(journal.number) && journal.length() == to_u64(RECORD)
+            self.spare == Some(journal.number) && journal.length == to_u64(RECORD)
         };
         let journal = self.journal.as_ref().filter(|_| self.read_only.get().is_none());
         journal.filter(is_unused).map(|journal| names::journal(journal.number))
     }
 
     /// Begins a new epoch in a new journal, whose number is returned.
-    pub(crate) fn clear(
-        &mut self,
-        files: &dyn Files,
-        directory: &Path,
-    ) -> Result<u64, CatalogError> {
+    pub(crate) fn clear(&mut self) -> Result<u64, CatalogError> {
         let number = self.next_number()?;
         let mut next = self.superblock.clone();
         next.epoch += 1;
         next.generation += 1;
-        let replaced = superblocks::replace(files, directory, &next, SUPERBLOCKS);
-        if let Err((path, error)) = replaced {
-            self.fail(FailedOperation::Clear, &path, error);
-            return Err(failure(&path, error));
-        }
+        let replaced = superblocks::replace(&self.folder, &next, SUPERBLOCKS);
+        replaced.map_err(|(name, error)| self.fail("a clear", name, error))?;
         self.superblock = next;
         self.unsynced.clear();
         (self.tombstones, self.durable_tombstones) = (0, 0);
@@ -250,14 +227,8 @@ impl State {
         self.checkpoint = None;
         // Files of the older epoch may come back with a crash. The journal keeps its numbers above them.
         self.spare = None;
-        let created = Journal::create(files, number, OpenMode::Create);
-        let created = created.and_then(|journal| files.sync_directory().map(|()| journal));
-        let begun = created.and_then(|journal| self.switch(journal, true));
-        if let Err(error) = begun {
-            let path = directory.join(names::journal(number));
-            self.fail(FailedOperation::Clear, &path, error);
-            return Err(failure(&path, error));
-        }
+        let begun = self.begin_journal(number, OpenMode::Create);
+        begun.map_err(|error| self.fail("a clear", &names::journal(number), error))?;
         // No record of an earlier epoch needs a sync.
         self.unsynced.clear();
         self.last_change = self.durable;
@@ -271,19 +242,26 @@ impl State {
         journal.append(&bytes)?;
         self.next_sequence += 1;
         if let Some(before) = self.journal.replace(journal) {
-            self.unsynced.push((before.number, before.file()));
+            self.unsynced.push((before.number, before.file));
         }
         Ok(())
     }
 
-    /// Makes the catalog read-only. The first reason stays. It writes no trace: locks are held.
-    pub(crate) fn fail(&mut self, operation: FailedOperation, file: &Path, source: OsError) {
+    /// Makes the catalog read-only, and returns the error of the file. The first reason stays. It writes
+    /// no trace: locks are held.
+    pub(crate) fn fail(
+        &mut self,
+        operation: &'static str,
+        name: &str,
+        source: OsError,
+    ) -> CatalogError {
         if self.read_only.get().is_none() {
-            let file = file.to_owned();
+            let file = self.folder.path.join(name);
             let reason = Arc::new(ReadOnlyReason { operation, file, source });
             // The state's lock is held: no other thread sets it.
             let _ = self.read_only.set(reason);
         }
+        self.folder.failure(name, source)
     }
 
     /// Why the catalog is read-only, once it is.
@@ -313,7 +291,7 @@ impl State {
             durable: self.durable,
             tombstones: self.tombstones,
             journal: self.journal.as_ref().map(|journal| journal.number),
-            journal_bytes: self.journal.as_ref().map_or(0, Journal::length),
+            journal_bytes: self.journal.as_ref().map_or(0, |journal| journal.length),
             checkpoint: self.checkpoint,
             read_only: self.read_only.get().cloned(),
         }
@@ -322,5 +300,7 @@ impl State {
 
 /// The number of the file after the one with number `last`.
 fn number_after(last: u64) -> Result<u64, CatalogError> {
-    names::next(last).ok_or(CatalogError::NumbersExhausted { limit: names::NUMBERS })
+    let limit = names::NUMBERS;
+    let number = last + 1;
+    if number < limit { Ok(number) } else { Err(CatalogError::NumbersExhausted { limit }) }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 
 use terrane_core::convert::to_u64;
 
-use super::bytes::{crc, put, sixteen_at, u16_at, u32_at, u64_at};
+use super::bytes::{array_at, crc, put, u16_at, u32_at, u64_at};
 use super::error::{CatalogError, FieldDifference};
 use super::namespace::{GroupSlots, Namespace};
 
@@ -179,7 +179,7 @@ fn decode_body(bytes: &[u8; SUPERBLOCK]) -> Option<Superblock> {
         slots.push(GroupSlots {
             slot_bytes: u64_at(group, 0),
             slots: u32_at(group, 8),
-            fingerprint: sixteen_at(group, 16),
+            fingerprint: array_at(group, 16),
         });
     }
     let mut text = || {
@@ -199,7 +199,7 @@ fn decode_body(bytes: &[u8; SUPERBLOCK]) -> Option<Superblock> {
     is_possible.then_some(Superblock {
         generation,
         epoch,
-        secret: Secret(sixteen_at(bytes, 32)),
+        secret: Secret(array_at(bytes, 32)),
         namespace: Namespace::new(name, namespace).ok()?,
         groups: slots,
     })

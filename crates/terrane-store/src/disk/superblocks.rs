@@ -1,14 +1,12 @@
 //! Both superblocks on disk: read, created, repaired and replaced.
 
-use std::path::{Path, PathBuf};
-
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use terrane_core::OsError;
 
 use super::error::CatalogError;
-use super::failure::failure;
-use super::files::{Files, OpenMode};
+use super::files::OpenMode;
+use super::folder::{Folder, failure};
 use super::names::{self, SUPERBLOCKS};
 use super::namespace::{GroupSlots, Namespace};
 use super::superblock::{FORMAT_VERSION, Found, SUPERBLOCK, Secret, Superblock};
@@ -26,17 +24,15 @@ pub(crate) struct Loaded {
 /// Both copies are equal and durable afterwards: a process that was killed may have left one in the
 /// page cache alone. Their names are durable after the caller's sync of the directory.
 pub(crate) fn load(
-    files: &dyn Files,
-    directory: &Path,
+    folder: &Folder,
     namespace: &Namespace,
     groups: &[GroupSlots],
 ) -> Result<Loaded, CatalogError> {
     let [first, second] = SUPERBLOCKS;
-    let found = [read(files, directory, first)?, read(files, directory, second)?];
+    let found = [read(folder, first)?, read(folder, second)?];
     for (name, found) in SUPERBLOCKS.iter().zip(&found) {
         if let Some(Found::Version(found)) = found {
-            let (file, supported) = (directory.join(name), FORMAT_VERSION);
-            return Err(CatalogError::UnsupportedVersion { file, found: *found, supported });
+            return Err(unsupported(folder, name, *found));
         }
     }
     let blocks = found.each_ref().map(|found| match found {
@@ -46,108 +42,106 @@ pub(crate) fn load(
     let generation = |block: Option<&Superblock>| block.map(|block| block.generation);
     let newer = usize::from(generation(blocks[1]) > generation(blocks[0]));
     let Some(newest) = blocks[newer] else {
-        return create(files, directory, namespace, groups, &found);
+        return create(folder, namespace, groups, &found);
     };
     let differences = newest.differences(namespace, groups);
     if !differences.is_empty() {
-        let directory = directory.to_owned();
+        let directory = folder.path.clone();
         return Err(CatalogError::NamespaceDiffers { directory, differences });
     }
     let mut superblock = newest.clone();
+    let failed = |(name, error): (&str, OsError)| folder.failure(name, error);
     // The newer copy must be durable before the older one is overwritten.
     let (name, other) = (SUPERBLOCKS[newer], SUPERBLOCKS[1 - newer]);
-    sync(files, directory, name)?;
+    sync(folder, name)?;
     let repaired = blocks[0] != blocks[1];
     if superblock.groups != groups {
         superblock.groups = groups.to_vec();
         superblock.generation += 1;
-        replace(files, directory, &superblock, [other, name]).map_err(named)?;
+        replace(folder, &superblock, [other, name]).map_err(failed)?;
     } else if repaired {
-        let written = write(files, other, &superblock.bytes());
-        written.map_err(|error| failure(&directory.join(other), error))?;
+        replace(folder, &superblock, [other]).map_err(failed)?;
     } else {
-        sync(files, directory, other)?;
+        sync(folder, other)?;
     }
     Ok(Loaded { superblock, repaired })
 }
 
 /// The newer of the valid copies, without a change of any file.
-pub(crate) fn newest(files: &dyn Files, directory: &Path) -> Result<Superblock, CatalogError> {
+pub(crate) fn newest(folder: &Folder) -> Result<Superblock, CatalogError> {
     let mut newest: Option<Superblock> = None;
     let mut damaged = None;
     for name in SUPERBLOCKS {
-        match read(files, directory, name)? {
+        match read(folder, name)? {
             Some(Found::Valid(block))
                 if newest.as_ref().is_none_or(|other| other.generation < block.generation) =>
             {
                 newest = Some(*block);
             }
             Some(Found::Version(found)) => {
-                let (file, supported) = (directory.join(name), FORMAT_VERSION);
-                return Err(CatalogError::UnsupportedVersion { file, found, supported });
+                return Err(unsupported(folder, name, found));
             }
             Some(Found::Foreign) => {
-                return Err(CatalogError::ForeignSuperblock { file: directory.join(name) });
+                return Err(CatalogError::ForeignSuperblock { file: folder.path.join(name) });
             }
             Some(Found::Damaged) => damaged = Some(name.to_owned()),
             Some(Found::Valid(_)) | None => {}
         }
     }
     newest.ok_or_else(|| match damaged {
-        Some(file) => CatalogError::SuperblockDamaged { directory: directory.to_owned(), file },
-        None => CatalogError::NotFound { path: directory.join(SUPERBLOCKS[0]) },
+        Some(file) => CatalogError::SuperblockDamaged { directory: folder.path.clone(), file },
+        None => CatalogError::NotFound { path: folder.path.join(SUPERBLOCKS[0]) },
     })
 }
 
-/// Writes and syncs one copy, then the other. An error names the file.
-pub(crate) fn replace(
-    files: &dyn Files,
-    directory: &Path,
+/// Writes and syncs the copies, one after the other. An error has the name of the file.
+pub(crate) fn replace<const N: usize>(
+    folder: &Folder,
     superblock: &Superblock,
-    order: [&str; 2],
-) -> Result<(), (PathBuf, OsError)> {
+    order: [&'static str; N],
+) -> Result<(), (&'static str, OsError)> {
     let bytes = superblock.bytes();
-    order.iter().try_for_each(|name| {
-        write(files, name, &bytes).map_err(|error| (directory.join(name), error))
+    order.into_iter().try_for_each(|name| {
+        let file = folder.files.open(name, OpenMode::Create);
+        let written =
+            file.and_then(|file| file.write_at(&bytes, 0).and_then(|()| file.sync_data()));
+        written.map_err(|error| (name, error))
     })
 }
 
 fn create(
-    files: &dyn Files,
-    directory: &Path,
+    folder: &Folder,
     namespace: &Namespace,
     groups: &[GroupSlots],
     found: &[Option<Found>; 2],
 ) -> Result<Loaded, CatalogError> {
     for (name, found) in SUPERBLOCKS.iter().zip(found) {
         if *found == Some(Found::Foreign) {
-            return Err(CatalogError::ForeignSuperblock { file: directory.join(name) });
+            return Err(CatalogError::ForeignSuperblock { file: folder.path.join(name) });
         }
     }
     // Journals are created after both superblocks and their names are durable. Without them, what there is of a
     // superblock was left by a creation that was cut short.
-    let present = files.list().map_err(|error| failure(directory, error))?;
+    let present = folder.list()?;
     let is_data = |name: &String| names::parse(name).is_some() || name.starts_with("slab.");
     if let Some(file) = present.into_iter().filter(is_data).min() {
-        return Err(CatalogError::SuperblockDamaged { directory: directory.to_owned(), file });
+        return Err(CatalogError::SuperblockDamaged { directory: folder.path.clone(), file });
     }
     let superblock = Superblock {
         generation: 1,
         epoch: 1,
-        secret: secret(directory)?,
+        secret: Secret(random_secret().map_err(|error| failure(&folder.path, error))?),
         namespace: namespace.clone(),
         groups: groups.to_vec(),
     };
-    replace(files, directory, &superblock, SUPERBLOCKS).map_err(named)?;
+    let written = replace(folder, &superblock, SUPERBLOCKS);
+    written.map_err(|(name, error)| folder.failure(name, error))?;
     Ok(Loaded { superblock, repaired: false })
 }
 
-fn named((file, error): (PathBuf, OsError)) -> CatalogError {
-    failure(&file, error)
-}
-
-fn secret(directory: &Path) -> Result<Secret, CatalogError> {
-    random_secret().map(Secret).map_err(|error| failure(directory, error))
+fn unsupported(folder: &Folder, name: &str, found: u32) -> CatalogError {
+    let (file, supported) = (folder.path.join(name), FORMAT_VERSION);
+    CatalogError::UnsupportedVersion { file, found, supported }
 }
 
 /// Sixteen bytes that no other process can guess.
@@ -164,25 +158,18 @@ pub(crate) fn random_secret() -> Result<[u8; 16], OsError> {
     Ok(secret)
 }
 
-fn read(files: &dyn Files, directory: &Path, name: &str) -> Result<Option<Found>, CatalogError> {
-    let failed = |error| failure(&directory.join(name), error);
-    let file = match files.open(name, OpenMode::Existing) {
+fn read(folder: &Folder, name: &str) -> Result<Option<Found>, CatalogError> {
+    let file = match folder.files.open(name, OpenMode::Existing) {
         Err(error) if error.code == Errno::NOENT.raw_os_error() => return Ok(None),
-        opened => opened.map_err(failed)?,
+        opened => opened.map_err(|error| folder.failure(name, error))?,
     };
     let mut bytes = vec![0; SUPERBLOCK];
-    let length = file.read_at(&mut bytes, 0).map_err(failed)?;
+    let length = file.read_at(&mut bytes, 0).map_err(|error| folder.failure(name, error))?;
     bytes.truncate(length);
     Ok(Some(Superblock::decode(&bytes)))
 }
 
-fn write(files: &dyn Files, name: &str, bytes: &[u8]) -> Result<(), OsError> {
-    let file = files.open(name, OpenMode::Create)?;
-    file.write_at(bytes, 0)?;
-    file.sync_data()
-}
-
-fn sync(files: &dyn Files, directory: &Path, name: &str) -> Result<(), CatalogError> {
-    let synced = files.open(name, OpenMode::Existing).and_then(|file| file.sync_data());
-    synced.map_err(|error| failure(&directory.join(name), error))
+fn sync(folder: &Folder, name: &str) -> Result<(), CatalogError> {
+    let file = folder.open(name, OpenMode::Existing)?;
+    file.sync_data().map_err(|error| folder.failure(name, error))
 }

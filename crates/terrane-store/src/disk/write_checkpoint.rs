@@ -18,13 +18,11 @@ use terrane_core::sync::lock;
 
 use super::catalog::Catalog;
 use super::checkpoint::Header;
-use super::error::{CatalogError, FailedOperation};
-use super::failure::failure;
+use super::error::CatalogError;
 use super::files::{OpenFile, OpenMode};
 use super::journal::Journal;
 use super::names;
 use super::record::{PutRecord, RECORD, Stamp, encode_put};
-use super::state::Begun;
 
 /// How much is encoded before it is written.
 const BUFFER: usize = 1 << 20;
@@ -56,58 +54,52 @@ impl Catalog {
         &self,
         live: impl FnOnce(&mut CheckpointWriter<'_>) -> Result<(), CatalogError>,
     ) -> Result<CheckpointReport, CatalogError> {
-        self.check_process()?;
+        self.process.check()?;
         let _turn = lock(&self.maintenance);
         let begun = self.begin()?;
         let number = begun.number;
         self.write(begun, live).inspect_err(|error| {
             // One that stays is removed when the store is opened.
-            let _ = self.files.unlink(&names::unfinished(number));
+            let _ = self.folder.files.unlink(&names::unfinished(number));
             if *error == CatalogError::CheckpointAbandoned {
                 lock(&self.state).abandon_checkpoint(number);
             }
         })
     }
 
-    fn begin(&self) -> Result<Begun, CatalogError> {
+    fn begin(&self) -> Result<Header, CatalogError> {
         let number = lock(&self.state).next_number()?;
         let name = names::journal(number);
-        let failed = |error| failure(&self.directory.join(&name), error);
-        let created = Journal::create(self.files.as_ref(), number, OpenMode::Create);
-        let journal = created.map_err(failed)?;
-        let begun = self.sync_names(&name).and_then(|()| {
-            let mut state = lock(&self.state);
-            state.begin_checkpoint(&self.directory, journal)
-        });
+        let created = Journal::create(&*self.folder.files, number, OpenMode::Create);
+        let journal = created.map_err(|error| self.folder.failure(&name, error))?;
+        let synced = self.sync_names(&name);
+        let begun = synced.and_then(|()| lock(&self.state).begin_checkpoint(journal));
         begun.inspect_err(|_| {
             // The number is used again.
-            let _ = self.files.unlink(&name);
+            let _ = self.folder.files.unlink(&name);
         })
     }
 
     /// Makes the name of a file durable. If that fails, the catalog is read-only: a later sync of the
     /// directory would say nothing about the names that failed.
     fn sync_names(&self, name: &str) -> Result<(), CatalogError> {
-        self.files.sync_directory().map_err(|error| {
-            let path = self.directory.join(name);
-            lock(&self.state).fail(FailedOperation::Sync, &path, error);
-            failure(&path, error)
-        })
+        let synced = self.folder.files.sync_directory();
+        synced.map_err(|error| lock(&self.state).fail("a sync", name, error))
     }
 
     fn write(
         &self,
-        begun: Begun,
+        header: Header,
         live: impl FnOnce(&mut CheckpointWriter<'_>) -> Result<(), CatalogError>,
     ) -> Result<CheckpointReport, CatalogError> {
-        let Begun { number, epoch, first_sequence, tombstones } = begun;
+        let number = header.number;
         let name = names::unfinished(number);
-        let failed = |error| failure(&self.directory.join(&name), error);
-        let file = self.files.open(&name, OpenMode::CreateNew).map_err(failed)?;
+        let failed = |error| self.folder.failure(&name, error);
+        let file = self.folder.open(&name, OpenMode::CreateNew)?;
         let mut writer = CheckpointWriter {
             catalog: self,
             file,
-            header: Header { number, epoch, first_sequence, tombstones, records: 0 },
+            header,
             buffer: Vec::with_capacity(BUFFER + 2 * RECORD),
             written: to_u64(RECORD),
             blocks: 0,
@@ -117,7 +109,7 @@ impl Catalog {
         writer.finish().map_err(failed)?;
         let report = CheckpointReport { number, blocks: writer.blocks, bytes: writer.written };
         let renamed = names::checkpoint(number);
-        self.files.rename(&name, &renamed).map_err(failed)?;
+        self.folder.files.rename(&name, &renamed).map_err(failed)?;
         self.sync_names(&renamed)?;
         let replaced = lock(&self.state).finish_checkpoint(number);
         // Without the lock: closing a removed file frees its disk blocks.
@@ -158,9 +150,8 @@ impl CheckpointWriter<'_> {
             return Ok(());
         }
         self.check_abandoned()?;
-        self.flush().map_err(|error| {
-            failure(&self.catalog.directory.join(names::unfinished(number)), error)
-        })
+        let flushed = self.flush();
+        flushed.map_err(|error| self.catalog.folder.failure(&names::unfinished(number), error))
     }
 
     fn check_abandoned(&self) -> Result<(), CatalogError> {

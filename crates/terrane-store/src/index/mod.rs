@@ -4,15 +4,14 @@ mod buckets;
 mod shard;
 mod slot_table;
 
-use std::sync::Mutex;
+use std::iter;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::{fmt, iter, thread};
 
 use crossbeam_utils::CachePadded;
 use terrane_core::convert::to_usize;
-use terrane_core::sync::lock;
 
 use crate::KeyHash;
+use crate::parallel::fold;
 use crate::sync::read;
 use buckets::{Buckets, Found, Home, SHARDS};
 use shard::{Change, Shard};
@@ -256,12 +255,12 @@ impl TierIndex {
     pub(crate) fn used_slots(&self, threads: usize) -> Box<[AtomicBool]> {
         let is_used: Box<[AtomicBool]> =
             iter::repeat_with(AtomicBool::default).take(self.capacity()).collect();
-        let shards = Mutex::new(self.shards.iter().enumerate());
-        let work = || {
-            loop {
-                // The guard ends with the statement.
-                let next = lock(&shards).next();
-                let Some((number, shard)) = next else { return };
+        let (threads, shards) = (threads.min(SHARDS), self.shards.iter().enumerate());
+        fold(
+            (threads, "terrane-load"),
+            shards,
+            || (),
+            |(), (number, shard)| {
                 let _blocks = read(&shard.blocks);
                 for slot in self.buckets.slots(number) {
                     if let Some(is_used) = is_used.get(to_usize(slot.into())) {
@@ -269,16 +268,8 @@ impl TierIndex {
                         is_used.store(true, Ordering::Relaxed);
                     }
                 }
-            }
-        };
-        thread::scope(|scope| {
-            for _ in 1..threads.min(SHARDS) {
-                // Without another thread, this one reads all shards.
-                let thread = thread::Builder::new().name(String::from("terrane-load"));
-                let _ = thread.spawn_scoped(scope, work);
-            }
-            work();
-        });
+            },
+        );
         is_used
     }
 
@@ -302,11 +293,4 @@ impl TierIndex {
     }
 }
 
-impl fmt::Debug for TierIndex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TierIndex")
-            .field("blocks", &self.len())
-            .field("slots", &self.capacity())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(TierIndex, |it| blocks: it.len(), slots: it.capacity());

@@ -1,8 +1,6 @@
 //! Bounce buffers.
 
-use terrane_core::{
-    Alignment, Allocate, AllocateError, ByteCount, HostAddress, Memory, RegionRequest,
-};
+use terrane_core::{Alignment, Allocate, AllocateError, ByteCount, HostAddress, RegionRequest};
 use terrane_storage::{SystemAllocator, SystemMemory, SystemOptions};
 
 /// The size of a large buffer. A request of unaligned memory has at most this many bytes.
@@ -82,16 +80,10 @@ impl Pool {
         let request =
             RegionRequest::new(bytes).aligned_to(self.alignment).labelled("bounce buffers");
         let memory = SystemAllocator::new(SystemOptions::default()).allocate(&request)?;
-        let base = memory.location().as_host();
-        let offsets = (0..self.at_once).rev().map(|index| ByteCount::new(index * self.size));
-        self.free.extend(offsets.filter_map(|offset| base?.checked_add(offset)));
+        let first = memory.address();
+        let others = (1..self.at_once).rev().map(|index| ByteCount::new(index * self.size));
+        self.free.extend(others.filter_map(|offset| first.checked_add(offset)));
         self.memory.push(memory);
-        self.free.pop().ok_or_else(|| AllocateError::OutOfMemory {
-            kind: terrane_core::StorageKind::System,
-            requested: bytes,
-            available: None,
-            label: request.label,
-            source: None,
-        })
+        Ok(first)
     }
 }

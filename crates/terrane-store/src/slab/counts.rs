@@ -10,17 +10,6 @@ pub(super) struct IoCounts {
     requests: AtomicU64,
 }
 
-/// Numbers about the I/O of the slab files.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct IoNumbers {
-    /// The blocks to read that wait or are in the device.
-    pub(crate) reads: u64,
-    /// The same for blocks to write.
-    pub(crate) writes: u64,
-    /// The requests to the device so far. A large block takes several.
-    pub(crate) requests: u64,
-}
-
 impl IoCounts {
     fn blocks(&self, is_write: bool) -> &AtomicU64 {
         if is_write { &self.writes } else { &self.reads }
@@ -39,9 +28,9 @@ impl IoCounts {
         self.requests.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn get(&self) -> IoNumbers {
-        let [reads, writes, requests] =
-            [&self.reads, &self.writes, &self.requests].map(|count| count.load(Ordering::Relaxed));
-        IoNumbers { reads, writes, requests }
+    /// The blocks to read and those to write that wait or are in the device, and the requests to the
+    /// device so far. A large block takes several.
+    pub(super) fn get(&self) -> [u64; 3] {
+        [&self.reads, &self.writes, &self.requests].map(|count| count.load(Ordering::Relaxed))
     }
 }

@@ -60,15 +60,14 @@ impl SlabFiles {
         if folders.is_empty() {
             return Err(StoreError::NoDirectory);
         }
-        let disk = disk_options(options);
         let mut files = Self {
             groups: Vec::new(),
             granule: granule_of_all(folders, options)?,
-            durability: options.durability,
+            durability: options.disk.durability,
             capabilities: CapabilityReport::default(),
         };
         for (number, &slots) in groups.iter().enumerate() {
-            let group = files.open_group(folders, number, slots, options, &disk)?;
+            let group = files.open_group(folders, number, slots, options)?;
             files.groups.push(group);
         }
         Ok(files)
@@ -80,7 +79,6 @@ impl SlabFiles {
         number: usize,
         slots: GroupSlots,
         options: &SlabOptions,
-        disk: &DiskOptions,
     ) -> Result<SlabGroup, StoreError> {
         let GroupSlots { slots: count, slot_bytes, .. } = slots;
         let too_large = || StoreError::SlotsTooLarge { group: number, slots: count, slot_bytes };
@@ -93,7 +91,7 @@ impl SlabFiles {
                 return Err(too_large());
             }
             let path = folder.join(format!("slab.{number}.{index:03}"));
-            let file = open_file(&path, bytes, options, disk)?;
+            let file = open_file(&path, bytes, options)?;
             let report = file.capabilities();
             let known = self.capabilities.outcomes().to_vec();
             let new = report.outcomes().iter().filter(|outcome| !known.contains(outcome));
@@ -232,58 +230,41 @@ fn sync_file(file: &DiskFile) -> Result<(), OsError> {
     })
 }
 
-const fn disk_options(options: &SlabOptions) -> DiskOptions {
-    DiskOptions {
-        direct: options.direct,
-        preallocate: options.preallocate,
-        durability: options.durability,
-        unnamed: Requirement::Preferred,
-    }
-}
-
 /// The alignment of requests that suits the file systems of all folders: a page or more.
 pub(super) fn granule_of_all(
     folders: &[PathBuf],
     options: &SlabOptions,
 ) -> Result<Alignment, StoreError> {
-    let disk = disk_options(options);
-    folders.iter().try_fold(Alignment::PAGE, |granule, folder| {
-        Ok(granule.max(granule_of(folder, options, &disk)?))
-    })
+    let widest =
+        |granule: Alignment, folder: &PathBuf| Ok(granule.max(granule_of(folder, options)?));
+    folders.iter().try_fold(Alignment::PAGE, widest)
 }
 
 /// The alignment of requests that the file system of `folder` needs.
-fn granule_of(
-    folder: &Path,
-    options: &SlabOptions,
-    disk: &DiskOptions,
-) -> Result<Alignment, StoreError> {
+fn granule_of(folder: &Path, options: &SlabOptions) -> Result<Alignment, StoreError> {
+    let disk = options.disk;
     if !options.read_only {
         // The allocator tests a scratch file, whose blocks need not be reserved or synced.
         let disk =
-            DiskOptions { preallocate: Requirement::Off, durability: Durability::None, ..*disk };
+            DiskOptions { preallocate: Requirement::Off, durability: Durability::None, ..disk };
         return Ok(DiskAllocator::new(folder, disk)?.limits().granule);
     }
-    let file = DiskFile::open_read_only(&folder.join("slab.0.000"), ByteCount::ZERO, disk);
+    let file = DiskFile::open_read_only(&folder.join("slab.0.000"), ByteCount::ZERO, &disk);
     let direct = file.ok().and_then(|file| file.handle().direct);
     Ok(direct.map_or(Alignment::PAGE, |direct| direct.offset_alignment))
 }
 
 /// Opens a slab file, and creates or extends it if necessary. A process that was killed may have left
 /// it too short, or its blocks were freed after a resize.
-fn open_file(
-    path: &Path,
-    bytes: ByteCount,
-    options: &SlabOptions,
-    disk: &DiskOptions,
-) -> Result<DiskFile, StoreError> {
+fn open_file(path: &Path, bytes: ByteCount, options: &SlabOptions) -> Result<DiskFile, StoreError> {
+    let disk = &options.disk;
     if options.read_only {
         return Ok(DiskFile::open_read_only(path, bytes, disk)?);
     }
     match DiskFile::open_extended(path, bytes, disk) {
         Err(StorageError::NotFound { .. }) => {
             let file = DiskFile::create_new(path, bytes, disk)?;
-            sync_creation(path, options.durability)?;
+            sync_creation(path, options.disk.durability)?;
             Ok(file)
         }
         opened => Ok(opened?),

@@ -18,7 +18,6 @@ mod tests;
 mod waiting;
 mod worker;
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -34,14 +33,14 @@ use terrane_storage::{IoQueue, IoQueueOptions, IoRegistration, StorageError};
 
 use crate::disk::GroupSlots;
 use crate::error::StoreError;
-use counts::{IoCounts, IoNumbers};
+use counts::IoCounts;
 use files::SlabFiles;
 use health::HealthState;
 use inbox::{Inbox, Message};
 pub(crate) use options::SlabOptions;
 pub use request::{JobId, Priority};
 pub(crate) use request::{
-    SlabBuffers, SlabDirection, SlabDone, SlabFailure, SlabHealth, SlabRequest, SlabSink,
+    SlabBuffers, SlabDirection, SlabDone, SlabFailure, SlabRequest, SlabSink,
 };
 use worker::Worker;
 
@@ -94,7 +93,7 @@ impl Slabs {
         })?;
         let mut capabilities = files.capabilities.clone();
         capabilities.extend(queue.capabilities().outcomes().iter().cloned());
-        let health = HealthState::new();
+        let health = HealthState::default();
         if options.read_only {
             health.make_read_only(StoreError::ReadOnly);
         }
@@ -146,8 +145,8 @@ impl Slabs {
         self.handle.shared.files.bytes()
     }
 
-    /// Numbers about the requests.
-    pub(crate) fn io_numbers(&self) -> IoNumbers {
+    /// The blocks to read and those to write that wait or are in the device, and the requests to it so far.
+    pub(crate) fn io_numbers(&self) -> [u64; 3] {
         self.handle.shared.counts.get()
     }
 
@@ -213,11 +212,12 @@ impl Slabs {
         self.handle.shared.files.punch(group, slots)
     }
 
-    /// Whether blocks can be read and written.
-    pub(crate) fn health(&self) -> SlabHealth {
+    /// Why a block cannot be written now: [`SlabFailure::ReadOnly`], or [`SlabFailure::Refused`] if it
+    /// cannot be read either.
+    pub(crate) fn refusal(&self) -> Option<SlabFailure> {
         match self.handle.owner.check() {
-            Ok(()) => self.handle.shared.health.get(),
-            Err(forked) => SlabHealth::Off(Arc::new(forked.into())),
+            Ok(()) => self.handle.shared.health.refusal(true),
+            Err(forked) => Some(SlabFailure::Refused(Arc::new(forked.into()))),
         }
     }
 
@@ -275,11 +275,7 @@ impl Drop for Handle {
     }
 }
 
-impl fmt::Debug for Slabs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slabs").field("files", &self.handle.shared.files).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Slabs, |it| files: it.handle.shared.files);
 
 /// Ends the requests that the thread did not take, when it ends.
 struct RefuseLast(Arc<Shared>);

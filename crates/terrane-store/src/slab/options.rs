@@ -1,7 +1,7 @@
 //! Options of the slab files and of their I/O.
 
-use terrane_core::{ByteCount, Durability, Requirement};
-use terrane_storage::{IoBackend, IoQueueOptions};
+use terrane_core::{ByteCount, Durability};
+use terrane_storage::{DiskOptions, IoBackend, IoQueueOptions};
 
 /// Options of [`Slabs`](super::Slabs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,16 +12,12 @@ pub(crate) struct SlabOptions {
     pub(crate) request: ByteCount,
     /// The maximum number of requests to write in flight while reads wait.
     pub(crate) max_writes_while_reads_wait: usize,
-    /// The call of [`Slabs::sync`](super::Slabs::sync): none, `fdatasync` or `fsync`.
-    pub(crate) durability: Durability,
     /// io_uring or threads.
     pub(crate) backend: IoBackend,
     /// The maximum number of bytes that are registered with io_uring.
     pub(crate) registered: ByteCount,
-    /// Reads and writes that bypass the page cache.
-    pub(crate) direct: Requirement,
-    /// Disk blocks that are reserved when a file is opened.
-    pub(crate) preallocate: Requirement,
+    /// The options of each slab file. Their durability is that of [`Slabs::sync`](super::Slabs::sync).
+    pub(crate) disk: DiskOptions,
     /// Files are neither created nor written.
     pub(crate) read_only: bool,
 }
@@ -32,11 +28,9 @@ impl Default for SlabOptions {
             depth: 32,
             request: ByteCount::mib(4),
             max_writes_while_reads_wait: 2,
-            durability: Durability::Data,
             backend: IoBackend::Auto,
             registered: IoQueueOptions::default().registered,
-            direct: Requirement::Preferred,
-            preallocate: Requirement::Preferred,
+            disk: DiskOptions { durability: Durability::Data, ..DiskOptions::default() },
             read_only: false,
         }
     }

@@ -133,14 +133,3 @@ impl SlabFailure {
         }
     }
 }
-
-/// Whether blocks can be read and written.
-#[derive(Clone, Debug)]
-pub(crate) enum SlabHealth {
-    /// Both.
-    Good,
-    /// They can only be read: a write or a sync failed, or the files were opened so.
-    ReadOnly(Arc<StoreError>),
-    /// Neither: the I/O queue failed, or this is a forked process.
-    Off(Arc<StoreError>),
-}

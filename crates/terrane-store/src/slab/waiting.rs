@@ -83,25 +83,19 @@ impl WaitingBlocks {
     }
 
     pub(super) fn insert(&mut self, turn: Turn, block: usize) {
-        let key = (Reverse(turn.priority), turn.number);
-        match turn.urgent {
-            None => self.reads.insert(key, block),
-            Some(at) => {
-                self.urgent.insert((at, turn.number, block));
-                self.writes.insert(key, block)
-            }
-        };
+        self.urgent.extend(turn.urgent.map(|at| (at, turn.number, block)));
+        self.queue(turn).insert((Reverse(turn.priority), turn.number), block);
     }
 
     pub(super) fn remove(&mut self, turn: Turn, block: usize) {
-        let key = (Reverse(turn.priority), turn.number);
-        match turn.urgent {
-            None => self.reads.remove(&key),
-            Some(at) => {
-                self.urgent.remove(&(at, turn.number, block));
-                self.writes.remove(&key)
-            }
-        };
+        if let Some(at) = turn.urgent {
+            self.urgent.remove(&(at, turn.number, block));
+        }
+        self.queue(turn).remove(&(Reverse(turn.priority), turn.number));
+    }
+
+    fn queue(&mut self, turn: Turn) -> &mut BTreeMap<(Reverse<Priority>, u64), usize> {
+        if turn.urgent.is_some() { &mut self.writes } else { &mut self.reads }
     }
 
     /// The block whose next part is submitted now.

@@ -1,6 +1,5 @@
 //! The memory that a job reads or writes: blocks of an endpoint, or spans.
 
-use std::fmt;
 use std::ptr::NonNull;
 
 use smallvec::SmallVec;
@@ -28,8 +27,23 @@ pub struct Blocks {
 
 #[derive(Clone)]
 pub(crate) enum BlocksKind {
-    Endpoint { endpoint: Endpoint, blocks: SmallVec<[u32; 4]>, tokens: Option<Vec<u32>> },
+    Endpoint(EndpointBlocks),
     Spans(Spans),
+}
+
+#[derive(Clone)]
+pub(crate) struct EndpointBlocks {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) ids: SmallVec<[u32; 4]>,
+    /// `None` for whole blocks.
+    pub(crate) tokens: Option<Vec<u32>>,
+}
+
+impl EndpointBlocks {
+    /// The number of tokens of a block; `None` for a whole one.
+    pub(crate) fn tokens(&self, index: usize) -> Option<u32> {
+        self.tokens.as_ref().and_then(|tokens| tokens.get(index)).copied()
+    }
 }
 
 impl Blocks {
@@ -37,15 +51,15 @@ impl Blocks {
     ///
     /// The job holds the blocks against other transfers until it has ended.
     pub fn new(endpoint: &Endpoint, blocks: &[u32]) -> Self {
-        let (endpoint, blocks) = (endpoint.clone(), SmallVec::from_slice(blocks));
-        Self { kind: BlocksKind::Endpoint { endpoint, blocks, tokens: None } }
+        let (endpoint, ids) = (endpoint.clone(), SmallVec::from_slice(blocks));
+        Self { kind: BlocksKind::Endpoint(EndpointBlocks { endpoint, ids, tokens: None }) }
     }
 
     /// Uses only the first tokens of each block: one number for each block, at least 1. It has no
     /// effect on spans.
     pub fn tokens(mut self, count: &[u32]) -> Self {
-        if let BlocksKind::Endpoint { tokens, .. } = &mut self.kind {
-            *tokens = Some(count.to_vec());
+        if let BlocksKind::Endpoint(blocks) = &mut self.kind {
+            blocks.tokens = Some(count.to_vec());
         }
         self
     }
@@ -69,7 +83,7 @@ impl Blocks {
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.kind {
-            BlocksKind::Endpoint { blocks, .. } => blocks.len(),
+            BlocksKind::Endpoint(blocks) => blocks.ids.len(),
             BlocksKind::Spans(spans) => spans.len(),
         }
     }
@@ -81,11 +95,7 @@ impl Blocks {
     }
 }
 
-impl fmt::Debug for Blocks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Blocks").field("len", &self.len()).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Blocks, |it| len: it.len());
 
 /// Host memory of one block after the other: for each one or more pairs of pointer and length.
 ///

@@ -165,7 +165,7 @@ impl DiskTier {
 
     /// Sets how a block is made durable; [`Durability::Data`] by default.
     pub fn durability(mut self, durability: Durability) -> Self {
-        self.slabs.durability = durability;
+        self.slabs.disk.durability = durability;
         self
     }
 
@@ -183,13 +183,13 @@ impl DiskTier {
 
     /// Whether reads and writes bypass the page cache; preferred by default.
     pub fn direct_io(mut self, direct: Requirement) -> Self {
-        self.slabs.direct = direct;
+        self.slabs.disk.direct = direct;
         self
     }
 
     /// Whether the files reserve their disk space when they are created; preferred by default.
     pub fn preallocate(mut self, preallocate: Requirement) -> Self {
-        self.slabs.preallocate = preallocate;
+        self.slabs.disk.preallocate = preallocate;
         self
     }
 
@@ -274,15 +274,7 @@ pub struct StoreBuilder {
     pub(crate) close_within: Duration,
 }
 
-impl fmt::Debug for StoreBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StoreBuilder")
-            .field("groups", &self.groups.len())
-            .field("memory_tiers", &self.memory_tiers.len())
-            .field("disk", &self.disk)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(StoreBuilder, |it| groups: it.groups.len(), memory_tiers: it.memory_tiers.len(), disk: it.disk);
 
 impl StoreBuilder {
     pub(crate) const fn new() -> Self {

@@ -1,7 +1,7 @@
 //! Which keys a job writes or moves now: at most one job a key.
 
 use std::collections::HashMap;
-use std::collections::hash_map::{Entry, RandomState};
+use std::collections::hash_map::Entry;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,8 +10,7 @@ use std::task::{Poll, Waker};
 use terrane_core::sync::lock;
 
 use crate::KeyHash;
-
-const SHARDS: usize = 16;
+use crate::store::sharded::Sharded;
 
 /// The purpose of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,15 +24,16 @@ pub(crate) enum ClaimKind {
 }
 
 /// All claims.
+#[derive(Default)]
 pub(crate) struct Claims {
-    shards: Vec<Mutex<HashMap<KeyHash, Arc<Claim>, RandomState>>>,
+    shards: Sharded<HashMap<KeyHash, Arc<Claim>>>,
     count: AtomicUsize,
     begun: AtomicUsize,
 }
 
 /// The claim of a job on a key.
 pub(crate) struct Claim {
-    kind: ClaimKind,
+    pub(crate) kind: ClaimKind,
     /// The key was removed meanwhile, so the job must not store the block.
     is_removed: AtomicBool,
     end: Mutex<ClaimEnd>,
@@ -53,20 +53,13 @@ pub(crate) struct HeldClaim {
 }
 
 impl Claims {
-    pub(crate) fn new() -> Self {
-        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { shards, count: AtomicUsize::new(0), begun: AtomicUsize::new(0) }
-    }
-
     /// Claims a key, or returns the claim that another job has.
     pub(crate) fn claim(
         self: &Arc<Self>,
         key: KeyHash,
         kind: ClaimKind,
     ) -> Result<HeldClaim, Arc<Claim>> {
-        let Some(shard) = self.shard(key) else { return Err(Arc::new(Claim::ended(kind))) };
-        let mut shard = lock(shard);
-        match shard.entry(key) {
+        match self.shards.lock(key).entry(key) {
             Entry::Occupied(other) => Err(Arc::clone(other.get())),
             Entry::Vacant(free) => {
                 let claim = Arc::new(Claim {
@@ -83,7 +76,7 @@ impl Claims {
     }
 
     pub(crate) fn get(&self, key: KeyHash) -> Option<Arc<Claim>> {
-        lock(self.shard(key)?).get(&key).cloned()
+        self.shards.lock(key).get(&key).cloned()
     }
 
     /// The number of claims.
@@ -102,23 +95,9 @@ impl Claims {
             claim.is_removed.store(true, Ordering::SeqCst);
         }
     }
-
-    fn shard(&self, key: KeyHash) -> Option<&Mutex<HashMap<KeyHash, Arc<Claim>, RandomState>>> {
-        let number = usize::try_from(key.low() & 15).unwrap_or(0);
-        self.shards.get(number)
-    }
 }
 
 impl Claim {
-    fn ended(kind: ClaimKind) -> Self {
-        let end = ClaimEnd { has_ended: true, waiting: Vec::new() };
-        Self { kind, is_removed: AtomicBool::new(false), end: Mutex::new(end) }
-    }
-
-    pub(crate) const fn kind(&self) -> ClaimKind {
-        self.kind
-    }
-
     /// Waits until the claim has ended.
     pub(crate) async fn wait(&self) {
         poll_fn(|context| {
@@ -143,10 +122,8 @@ impl HeldClaim {
 
 impl Drop for HeldClaim {
     fn drop(&mut self) {
-        if let Some(shard) = self.claims.shard(self.key) {
-            lock(shard).remove(&self.key);
-            self.claims.count.fetch_sub(1, Ordering::SeqCst);
-        }
+        self.claims.shards.lock(self.key).remove(&self.key);
+        self.claims.count.fetch_sub(1, Ordering::SeqCst);
         let waiting = {
             let mut end = lock(&self.claim.end);
             end.has_ended = true;

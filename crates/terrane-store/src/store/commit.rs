@@ -73,7 +73,7 @@ impl StoreCore {
         places: &mut [Place<'_>],
     ) -> Result<Committed, StoreError> {
         let entry = self.gate.enter().await;
-        if block.epoch.is_some_and(|epoch| epoch != entry.epoch()) {
+        if block.epoch.is_some_and(|epoch| epoch != entry.epoch) {
             return Ok(Committed::Dropped);
         }
         let order = self.order.lock(block.key);
@@ -163,7 +163,19 @@ impl StoreCore {
     }
 }
 
-impl WrittenBlock<'_> {
+impl<'a> WrittenBlock<'a> {
+    /// A copy of a block of another tier, with its checksum, and whether no slower tier has it.
+    pub(crate) fn copy(
+        source: &'a PinnedSlot,
+        (key, name): (KeyHash, &'a [u8]),
+        claim: &'a HeldClaim,
+        (checksum, is_dirty): (u64, bool),
+    ) -> Self {
+        let (group, length) = (source.room.group, source.block.length);
+        let (epoch, copy_of, put_at) = (None, Some(source), None);
+        Self { group, key, name, length, checksum, claim, epoch, copy_of, is_dirty, put_at }
+    }
+
     fn is_current(&self) -> bool {
         self.copy_of.is_none_or(|source| {
             let found = source.room.index.get(self.key);

@@ -16,27 +16,11 @@ use crate::store::executor::{Executor, Timed};
 use crate::store::outcome::OutcomeCell;
 use crate::store::result::BlockResult;
 
-/// Why a job stopped waiting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stopped {
-    Cancelled,
-    TimedOut,
-}
-
-impl From<Stopped> for BlockResult {
-    fn from(stopped: Stopped) -> Self {
-        match stopped {
-            Stopped::Cancelled => Self::Cancelled,
-            Stopped::TimedOut => Self::TimedOut,
-        }
-    }
-}
-
 /// The controls of one job, and its outcome: the caller and the task share them.
 pub(crate) struct JobControl {
-    id: JobId,
+    pub(crate) id: JobId,
     pub(crate) outcome: OutcomeCell,
-    deadline: Option<Instant>,
+    pub(crate) deadline: Option<Instant>,
     executor: Executor,
     slabs: Option<Slabs>,
     is_cancelled: AtomicBool,
@@ -79,17 +63,9 @@ impl JobControl {
             executor: executor.clone(),
             slabs: slabs.cloned(),
             is_cancelled: AtomicBool::new(false),
-            priority: AtomicU8::new(number(priority)),
+            priority: AtomicU8::new(priority as u8),
             state: Mutex::default(),
         }
-    }
-
-    pub(crate) const fn id(&self) -> JobId {
-        self.id
-    }
-
-    pub(crate) const fn deadline(&self) -> Option<Instant> {
-        self.deadline
     }
 
     pub(crate) fn priority(&self) -> Priority {
@@ -101,12 +77,12 @@ impl JobControl {
     }
 
     /// Whether the job has to stop now, and why.
-    pub(crate) fn stopped(&self) -> Option<Stopped> {
+    pub(crate) fn stopped(&self) -> Option<BlockResult> {
         if self.is_cancelled.load(Ordering::Acquire) {
-            return Some(Stopped::Cancelled);
+            return Some(BlockResult::Cancelled);
         }
         let has_passed = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
-        has_passed.then_some(Stopped::TimedOut)
+        has_passed.then_some(BlockResult::TimedOut)
     }
 
     pub(crate) fn cancel(&self) {
@@ -122,8 +98,8 @@ impl JobControl {
     }
 
     pub(crate) fn raise(&self, priority: Priority) {
-        let before = self.priority.fetch_max(number(priority), Ordering::Relaxed);
-        if before >= number(priority) {
+        let before = self.priority.fetch_max(priority as u8, Ordering::Relaxed);
+        if before >= priority as u8 {
             return;
         }
         if let Some(slabs) = &self.slabs {
@@ -168,7 +144,7 @@ impl JobControl {
     }
 
     /// Waits for a future, a cancellation or the deadline.
-    pub(crate) async fn until<F: Future>(&self, future: F) -> Result<F::Output, Stopped> {
+    pub(crate) async fn until<F: Future>(&self, future: F) -> Result<F::Output, BlockResult> {
         let mut future = pin!(future);
         let mut timer: Option<Timed> = None;
         poll_fn(|context| {
@@ -187,13 +163,5 @@ impl JobControl {
             Poll::Pending
         })
         .await
-    }
-}
-
-const fn number(priority: Priority) -> u8 {
-    match priority {
-        Priority::Low => 0,
-        Priority::Normal => 1,
-        Priority::High => 2,
     }
 }

@@ -4,23 +4,22 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use terrane_core::metrics::{HISTOGRAM_CELLS, ShardedCounters};
 use terrane_core::sync::lock;
 
 use crate::KeyHash;
 use crate::error::StoreError;
 use crate::queue::CompletionQueue;
-use crate::store::event::{Events, StoreEvent, Subscriber};
+use crate::store::event::{Events, StoreEvent, StoreEventKind, Subscriber};
+use crate::store::sharded::Sharded;
 
 /// Counts of a store since it was opened.
+#[derive(Default)]
 pub(crate) struct StoreCounters {
     pub(crate) refused_jobs: AtomicU64,
     pub(crate) already_stored: AtomicU64,
     pub(crate) timed_out: AtomicU64,
     pub(crate) cancelled: AtomicU64,
     pub(crate) failed: AtomicU64,
-    /// A histogram of nanoseconds. Its count is that of the jobs that ended.
-    pub(crate) job_times: ShardedCounters,
     pub(crate) missed_absent: AtomicU64,
     pub(crate) missed_writing: AtomicU64,
     pub(crate) missed_corrupt: AtomicU64,
@@ -28,44 +27,21 @@ pub(crate) struct StoreCounters {
     pub(crate) missed_length: AtomicU64,
 }
 
-impl StoreCounters {
-    pub(crate) fn new() -> Self {
-        Self {
-            refused_jobs: AtomicU64::new(0),
-            already_stored: AtomicU64::new(0),
-            timed_out: AtomicU64::new(0),
-            cancelled: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-            job_times: ShardedCounters::new(HISTOGRAM_CELLS),
-            missed_absent: AtomicU64::new(0),
-            missed_writing: AtomicU64::new(0),
-            missed_corrupt: AtomicU64::new(0),
-            missed_evicted: AtomicU64::new(0),
-            missed_length: AtomicU64::new(0),
-        }
-    }
-}
-
 /// The bytes of keys, by their hash: of all keys, or of those whose records are not written yet.
+#[derive(Default)]
 pub(crate) struct KeyNames {
     pub(crate) keeps_all: bool,
-    shards: Vec<Mutex<NamesOfShard>>,
+    shards: Sharded<HashMap<KeyHash, Arc<[u8]>>>,
     count: AtomicUsize,
 }
 
-type NamesOfShard = HashMap<KeyHash, Arc<[u8]>>;
-
-const SHARDS: usize = 16;
-
 impl KeyNames {
     pub(crate) fn new(keeps_all: bool) -> Self {
-        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { keeps_all, shards, count: AtomicUsize::new(0) }
+        Self { keeps_all, ..Self::default() }
     }
 
     pub(crate) fn insert(&self, key: KeyHash, bytes: &[u8]) {
-        let Some(shard) = self.shard(key) else { return };
-        if lock(shard).insert(key, bytes.into()).is_none() {
+        if self.shards.lock(key).insert(key, bytes.into()).is_none() {
             self.count.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -74,22 +50,17 @@ impl KeyNames {
         if self.is_empty() {
             return None;
         }
-        lock(self.shard(key)?).get(&key).cloned()
+        self.shards.lock(key).get(&key).cloned()
     }
 
     pub(crate) fn remove(&self, key: KeyHash) {
-        let Some(shard) = self.shard(key) else { return };
-        if lock(shard).remove(&key).is_some() {
+        if self.shards.lock(key).remove(&key).is_some() {
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Relaxed) == 0
-    }
-
-    fn shard(&self, key: KeyHash) -> Option<&Mutex<NamesOfShard>> {
-        self.shards.get(usize::try_from(key.low() & 15).unwrap_or(0))
     }
 }
 
@@ -101,23 +72,15 @@ pub(crate) struct Recent {
 
 #[derive(Default)]
 struct RecentKeys {
-    causes: HashMap<KeyHash, RecentCause>,
+    causes: HashMap<KeyHash, StoreEventKind>,
     order: VecDeque<KeyHash>,
-}
-
-/// Why a key left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RecentCause {
-    Removed,
-    Corrupt,
-    Unreadable,
 }
 
 /// The keys that are remembered.
 const MOST_RECENT: usize = 4096;
 
 impl Recent {
-    pub(crate) fn insert(&self, key: KeyHash, cause: RecentCause) {
+    pub(crate) fn insert(&self, key: KeyHash, cause: StoreEventKind) {
         let mut keys = lock(&self.keys);
         if keys.causes.insert(key, cause).is_none() {
             keys.order.push_back(key);
@@ -129,7 +92,7 @@ impl Recent {
         }
     }
 
-    pub(crate) fn get(&self, key: KeyHash) -> Option<RecentCause> {
+    pub(crate) fn get(&self, key: KeyHash) -> Option<StoreEventKind> {
         lock(&self.keys).causes.get(&key).copied()
     }
 }

@@ -26,7 +26,7 @@ struct GateState {
 /// A change that is inside. It must not wait for anything but locks.
 pub(crate) struct GateEntry<'a> {
     gate: &'a Gate,
-    epoch: u64,
+    pub(crate) epoch: u64,
 }
 
 /// A closed gate. It opens on drop.
@@ -66,12 +66,6 @@ impl Gate {
         }
         drop(state);
         ClosedGate { gate: self }
-    }
-}
-
-impl GateEntry<'_> {
-    pub(crate) const fn epoch(&self) -> u64 {
-        self.epoch
     }
 }
 

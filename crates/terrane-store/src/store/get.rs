@@ -50,7 +50,7 @@ pub(crate) async fn run(
     let mut pending: SmallVec<[usize; 4]> = (0..keys.len()).collect();
     while !pending.is_empty() {
         if let Some(stopped) = task.control.stopped() {
-            pending.iter().for_each(|&index| get.set(index, stopped.into()));
+            pending.iter().for_each(|&index| get.set(index, stopped.clone()));
             break;
         }
         // The future has room for what it waits for, and not for the plan: it stays small.
@@ -131,7 +131,7 @@ impl Get<'_> {
                 Ok(()) => pending.push(index),
                 Err(stopped) => {
                     count(&task.core.counters.missed_writing, 1);
-                    self.set(index, stopped.into());
+                    self.set(index, stopped);
                 }
             }
         }
@@ -142,7 +142,7 @@ impl Get<'_> {
             let result = copy.end().await;
             let took = self.task.begun.elapsed();
             let tier = self.task.core.tiers.get(copy.tier.index());
-            for &index in copy.indices() {
+            for &index in &copy.indices {
                 let bytes = self.destination.length(index);
                 if let Some(tier) = tier {
                     tier.counters.copied(&result, bytes, took);
@@ -198,7 +198,7 @@ impl Get<'_> {
                 return self.copy_relayed(index, pin);
             };
             let copy = BlockCopy { index, from: pin.block.slot, to: block, tokens, keeps: pin };
-            let mut list = CopyList::new();
+            let mut list = CopyList::default();
             list.add(host.id, copy);
             let copies = list.into_iter().map(|each| task.start_copy((&memory.endpoint, to), each));
             started.extend(copies.map(|copy| copy.watched(&core.executor)));
@@ -274,8 +274,8 @@ impl Get<'_> {
                         BlockResult::Done { bytes: pin.block.length }
                     }
                     Err(failure) => {
-                        if let Some(tier) = tier.filter(|_| failure.is_of_device()) {
-                            tier.counters.read_failed();
+                        if let Some(tier) = tier {
+                            tier.counters.read_failed(&failure);
                         }
                         core.drop_damaged(self.keys.hash(index), pin, &failure).await;
                         not_read(failure)

@@ -25,6 +25,7 @@ enum Located {
 }
 
 /// The blocks of a get, by the way that they take.
+#[derive(Default)]
 pub(super) struct Plan {
     /// From the disk tier into the destination.
     pub(super) from_disk: Vec<(usize, PinnedSlot)>,
@@ -40,17 +41,6 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    fn new() -> Self {
-        Self {
-            from_disk: Vec::new(),
-            on_thread: Vec::new(),
-            by_engine: CopyList::new(),
-            relayed: Vec::new(),
-            waits: Vec::new(),
-            hits: SmallVec::new(),
-        }
-    }
-
     /// Puts the blocks in the order of the keys.
     fn reverse(&mut self) {
         self.from_disk.reverse();
@@ -94,7 +84,7 @@ impl Get<'_> {
     }
 
     pub(super) fn plan(&mut self, pending: &[usize]) -> Plan {
-        let mut plan = Plan::new();
+        let mut plan = Plan::default();
         // The head of a prefix is used last, so that its tail is evicted first.
         for &index in pending.iter().rev() {
             match self.locate(index) {

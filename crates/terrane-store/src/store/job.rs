@@ -34,11 +34,7 @@ pub struct Refused<G> {
     pub cause: StoreError,
 }
 
-impl<G> fmt::Debug for Refused<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Refused").field("cause", &self.cause).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Refused<G>, |it| cause: it.cause);
 
 terrane_core::delegate_error!(Refused<G>);
 
@@ -57,7 +53,7 @@ impl Job {
     /// The number of the job.
     #[must_use]
     pub fn id(&self) -> JobId {
-        self.control.id()
+        self.control.id
     }
 
     /// Whether the job has ended.
@@ -136,12 +132,8 @@ impl Future for JobFuture {
 
     /// Ready once. A poll after that returns pending.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<JobOutcome> {
-        self.control.outcome.poll(self.control.id(), context)
+        self.control.outcome.poll(self.control.id, context)
     }
 }
 
-impl fmt::Debug for JobFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JobFuture").finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(JobFuture);

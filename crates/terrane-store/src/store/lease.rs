@@ -1,6 +1,5 @@
 //! Pins of blocks with a time limit.
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::task::Wake;
 
@@ -76,8 +75,4 @@ impl Drop for Lease {
     }
 }
 
-impl fmt::Debug for Lease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease").field("presence", &self.presence).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Lease, |it| presence: it.presence);

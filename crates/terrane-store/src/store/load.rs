@@ -5,18 +5,16 @@ use std::sync::Arc;
 use terrane_core::convert::to_usize;
 
 use crate::KeyHash;
-use crate::error::StoreError;
 use crate::slab::{SlabDirection, SlabFailure};
 use crate::store::arrivals::{Arrivals, SharedHold};
 use crate::store::claims::{Claim, ClaimKind, HeldClaim};
 use crate::store::commit::{Committed, Place, WrittenBlock, not_read};
 use crate::store::presence::TierId;
 use crate::store::request::Keys;
-use crate::store::result::{BlockResult, NoRoom};
-use crate::store::room::{PinnedSlot, SharedSlots, TakenSlots};
+use crate::store::result::{BlockResult, NoRoom, set};
+use crate::store::room::{PinnedSlot, TakenSlots};
 use crate::store::task::{DiskBlock, JobTask};
 use crate::store::tier::{Tier, TierBlocks};
-use crate::store::transfers::{BlockCopy, CopyList, StartedCopy};
 
 /// The most blocks whose slots are taken together.
 const MOST_AT_ONCE: usize = 64;
@@ -56,9 +54,6 @@ struct Moving {
     hold: SharedHold,
 }
 
-/// The source and the slot of a copy.
-type CopyKeeps = (Arc<PinnedSlot>, Arc<SharedSlots>);
-
 impl<'a> Load<'a> {
     pub(crate) const fn new(task: &'a JobTask, to: TierId) -> Self {
         Self { task, to }
@@ -94,7 +89,7 @@ impl<'a> Load<'a> {
             for (index, claim) in others {
                 match task.control.until(claim.wait()).await {
                     Ok(()) => pending.push(index),
-                    Err(stopped) => set(&mut results, index, stopped.into()),
+                    Err(stopped) => set(&mut results, index, stopped),
                 }
             }
         }
@@ -111,13 +106,11 @@ impl<'a> Load<'a> {
     ) {
         let (task, core) = (self.task, &self.task.core);
         let Some(room) = tier.room(task.group) else { return };
-        let set_all = |results: &mut [BlockResult], result: &BlockResult| {
-            part.iter().for_each(|(index, _)| set(results, *index, result.clone()));
-        };
         let mut taken = match room.take(part.len(), &task.control).await {
-            Ok(Ok(taken)) => taken,
-            Ok(Err(no_room)) => return set_all(results, &BlockResult::NoRoom(no_room)),
-            Err(stopped) => return set_all(results, &stopped.into()),
+            Ok(taken) => taken,
+            Err(result) => {
+                return part.iter().for_each(|(index, _)| set(results, *index, result.clone()));
+            }
         };
         let mut own = Vec::with_capacity(part.len());
         for (at, (index, key)) in part.into_iter().enumerate() {
@@ -174,14 +167,16 @@ impl<'a> Load<'a> {
             }
         }
         let reads = self.submit(memory, (&taken, &from_disk));
-        let started = self.start(memory, (&taken, &from_memory), results);
+        let moves = from_memory.iter().enumerate();
+        let moves = moves.map(|(number, moving)| (number, &moving.source, moving.slot));
+        let started = self.task.start_moves(self.task.group, (memory, &taken), moves);
         if let Some(reads) = reads {
             self.end_reads((&reads, from_disk), &mut taken, ready, results).await;
         }
         let mut from_memory: Vec<Option<Moving>> = from_memory.into_iter().map(Some).collect();
         for mut copy in started {
             let result = copy.end().await;
-            for &number in copy.indices() {
+            for &number in &copy.indices {
                 let Some(moving) = from_memory.get_mut(number).and_then(Option::take) else {
                     continue;
                 };
@@ -256,54 +251,6 @@ impl<'a> Load<'a> {
         Some(arrivals)
     }
 
-    /// Starts copies between memory tiers. Copies that no engine can do are done here.
-    fn start(
-        &self,
-        memory: &TierBlocks,
-        (taken, moving): (&TakenSlots, &[Moving]),
-        results: &mut [BlockResult],
-    ) -> Vec<StartedCopy<CopyKeeps>> {
-        let (task, core) = (self.task, &self.task.core);
-        let Ok(info) = core.group(task.group) else { return Vec::new() };
-        let mut started = Vec::new();
-        let mut copies = CopyList::new();
-        for (number, moving) in moving.iter().enumerate() {
-            let block = moving.source.block;
-            let tier = moving.source.room.tier;
-            let source = core.tiers.get(tier.index()).and_then(|tier| tier.blocks(task.group));
-            let Some(source) = source else { continue };
-            let to = moving.slot;
-            let keeps = (Arc::clone(&moving.source), taken.share());
-            match info.transfer_tokens((&source.facts, &memory.facts), block.length) {
-                Some(tokens) => {
-                    let copy = BlockCopy { index: number, from: block.slot, to, tokens, keeps };
-                    copies.add(tier, copy);
-                }
-                None if source.facts.is_host && memory.facts.is_host => {
-                    let bytes = source.buffers(info, block.slot, block.length);
-                    // SAFETY: the pin keeps the source, and the other slot is this job's alone.
-                    #[expect(unsafe_code, reason = "the memory is named by addresses")]
-                    let copied = unsafe { memory.copy_in(info, (to, block.length), &bytes) };
-                    match copied {
-                        Ok(()) => started.push(StartedCopy::done(tier, number)),
-                        Err(result) => set(results, moving.own.index, result),
-                    }
-                }
-                None => {
-                    let error = StoreError::OtherShape { group: task.group.into() };
-                    set(results, moving.own.index, BlockResult::failed(error));
-                }
-            }
-        }
-        for each in copies {
-            let source = core.tiers.get(each.tier.index()).and_then(|tier| tier.blocks(task.group));
-            if let Some(source) = source {
-                started.push(task.start_copy((&source.endpoint, &memory.endpoint), each));
-            }
-        }
-        started
-    }
-
     async fn commit(
         &self,
         (moving, checksum): (Moving, u64),
@@ -311,24 +258,14 @@ impl<'a> Load<'a> {
         ready: OnReady<'_>,
         results: &mut [BlockResult],
     ) {
-        let (task, core) = (self.task, &self.task.core);
+        let core = &self.task.core;
         let Moving { own, source, hold, .. } = moving;
         // Transfers may read the block as soon as it is in the index.
         hold.release();
         let name = core.names.get(own.key);
         let length = source.block.length;
-        let block = WrittenBlock {
-            group: task.group,
-            key: own.key,
-            name: name.as_deref().unwrap_or_default(),
-            length,
-            checksum,
-            claim: &own.claim,
-            epoch: None,
-            copy_of: Some(&source),
-            is_dirty: false,
-            put_at: None,
-        };
+        let name = (own.key, name.as_deref().unwrap_or_default());
+        let block = WrittenBlock::copy(&source, name, &own.claim, (checksum, false));
         let mut places = [Place::pinned(self.to, taken, own.at)];
         let committed = core.commit(&block, &mut places).await;
         let [place] = places;
@@ -348,19 +285,12 @@ impl<'a> Load<'a> {
     }
 
     async fn fail(&self, moving: Moving, failure: SlabFailure, results: &mut [BlockResult]) {
-        let disk = self.task.core.tiers.last();
-        if let Some(disk) = disk.filter(|_| failure.is_of_device()) {
-            disk.counters.read_failed();
+        if let Some(disk) = self.task.core.tiers.last() {
+            disk.counters.read_failed(&failure);
         }
         self.task.core.drop_damaged(moving.own.key, &moving.source, &failure).await;
         moving.hold.release();
         set(results, moving.own.index, not_read(failure));
-    }
-}
-
-fn set(results: &mut [BlockResult], index: usize, result: BlockResult) {
-    if let Some(slot) = results.get_mut(index) {
-        *slot = result;
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use terrane_core::sync::{lock, unpoisoned};
+use terrane_core::sync::{lock, wait_until};
 
 use crate::error::StoreError;
 use crate::store::one_shot::OneShot;
@@ -35,8 +35,10 @@ struct Work {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Request {
+pub(crate) enum Request {
+    /// Makes everything durable that was written before the request.
     Sync,
+    /// Removes everything.
     Clear,
 }
 
@@ -62,17 +64,8 @@ pub(crate) enum Step {
 }
 
 impl Maintenance {
-    /// Makes everything durable that was written before the call.
-    pub(crate) async fn sync(&self) -> Answer {
-        self.request(Request::Sync).await
-    }
-
-    /// Removes everything.
-    pub(crate) async fn clear(&self) -> Answer {
-        self.request(Request::Clear).await
-    }
-
-    async fn request(&self, request: Request) -> Answer {
+    /// Asks the sync thread for it, and waits for the answer.
+    pub(crate) async fn request(&self, request: Request) -> Answer {
         let reply = Arc::new(Reply::new());
         {
             let mut state = lock(&self.state);
@@ -150,18 +143,14 @@ impl Maintenance {
             if state.ends.is_some() {
                 return Step::Stop;
             }
-            let left = match &mut state.export {
+            let next = match &mut state.export {
                 Some(export) if export.next <= now => {
                     export.next = instant_after(export.interval);
                     return Step::Export(export.path.clone());
                 }
-                Some(export) => Some(export.next - now),
-                None => None,
+                export => export.as_ref().map(|export| export.next),
             };
-            state = match left {
-                None => unpoisoned(self.changed.wait(state)),
-                Some(left) => unpoisoned(self.changed.wait_timeout(state, left)).0,
-            };
+            state = wait_until(&self.changed, state, next).unwrap_or_else(|state| state);
         }
     }
 }

@@ -33,12 +33,12 @@ pub(crate) mod get;
 pub(crate) mod get_plan;
 pub(crate) mod group;
 pub(crate) mod job;
-pub(crate) mod key_order;
 pub(crate) mod lease;
 pub(crate) mod load;
 pub(crate) mod maintenance;
 #[cfg(feature = "metrics")]
 mod metrics_facade;
+pub(crate) mod moves;
 pub(crate) mod one_shot;
 pub(crate) mod open;
 pub(crate) mod openmetrics;
@@ -53,6 +53,7 @@ pub(crate) mod request;
 pub(crate) mod result;
 pub(crate) mod room;
 
+pub(crate) mod sharded;
 pub(crate) mod shared;
 pub(crate) mod snapshot;
 pub(crate) mod submit;
@@ -65,31 +66,22 @@ pub(crate) mod why;
 pub(crate) mod write_back;
 pub(crate) mod write_down;
 
-use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use terrane_core::{ByteCount, CapabilityReport};
+use terrane_core::ByteCount;
 
-use crate::error::StoreError;
-use crate::store::blocks::Blocks;
 use crate::store::builder::StoreBuilder;
-use crate::store::event::Events;
-use crate::store::job::{Drained, Job, Refused};
-use crate::store::lease::Lease;
+use crate::store::job::Drained;
 use crate::store::maintenance::instant_after;
-use crate::store::options::JobOptions;
-use crate::store::presence::{Presence, TierId};
 use crate::store::shared::StoreCore;
 use crate::store::snapshot::StoreSnapshot;
-use crate::store::why::Why;
 
 /// Keyed blocks over tiers of memory and disk.
 ///
 /// Queries (`presence`, `prefix`, `acquire`, `touch`, `why`) do no I/O. Submits (`put`, `get`,
-/// `promote`, `remove`, `clear`, `sync`) return a [`Job`] and never wait for I/O. Clones share the
-/// store. When the last clone drops, the store closes.
+/// `promote`, `remove`, `clear`, `sync`) return a [`Job`](crate::Job) and never wait for I/O. Clones
+/// share the store. When the last clone drops, the store closes.
 ///
 /// Keys name content: two blocks with one key have equal bytes. A put of a key that is stored copies
 /// nothing.
@@ -116,8 +108,8 @@ use crate::store::why::Why;
 /// # After `fork`
 ///
 /// A forked child has none of the store's threads. There, queries find nothing, submits return
-/// [`StoreError::Forked`], and a drop does nothing. A child may open a store of its own, in another
-/// directory.
+/// [`StoreError::Forked`](crate::StoreError::Forked), and a drop does nothing. A child may open a store
+/// of its own, in another directory.
 ///
 /// If a thread of the parent opens or closes a store just during the fork, the child cannot open any
 /// store: each attempt fails after two seconds, with
@@ -177,157 +169,14 @@ impl Store {
         StoreBuilder::new()
     }
 
-    fn core(&self) -> &Arc<StoreCore> {
+    pub(crate) fn core(&self) -> &Arc<StoreCore> {
         &self.handle.core
-    }
-
-    /// Writes the state of each key to `out`, which has the length of `keys`. A key that is refused,
-    /// and a group that does not exist, are absent.
-    pub fn presence<K: AsRef<[u8]>>(&self, group: u16, keys: &[K], out: &mut [Presence]) {
-        self.core().presence(group, keys, out);
-    }
-
-    /// The number of leading keys that are ready.
-    #[must_use]
-    pub fn prefix<K: AsRef<[u8]>>(&self, group: u16, keys: &[K]) -> usize {
-        self.core().prefix(group, keys)
-    }
-
-    /// The state of each key, and pins of the blocks that are ready: in one step for each key. A block
-    /// that is pinned is not evicted.
-    pub fn acquire<K: AsRef<[u8]>>(&self, group: u16, keys: &[K], ttl: Duration) -> Lease {
-        self.core().acquire(group, keys, ttl)
-    }
-
-    /// Counts as a use of each block that is ready, so that it is evicted later.
-    pub fn touch<K: AsRef<[u8]>>(&self, group: u16, keys: &[K]) {
-        self.core().touch(group, keys);
-    }
-
-    /// Why a key is, or is not, in the store.
-    #[must_use]
-    pub fn why(&self, group: u16, key: &[u8]) -> Why {
-        self.core().why(group, key)
-    }
-
-    /// Stores blocks. Keys that are stored are skipped. A key that another put writes is waited for,
-    /// and written from this source if the other put fails.
-    ///
-    /// `guard` is dropped when the job has ended: it keeps the memory of the source.
-    ///
-    /// A job takes the slots of all its new blocks in a tier at once, and waits until it gets them. If
-    /// it needs more than the tier has for the group, its blocks end at once with
-    /// [`NoRoom`](crate::NoRoom), which states both numbers. So a caller splits what it puts into jobs
-    /// of fewer blocks than the smallest tier has slots.
-    ///
-    /// # Errors
-    ///
-    /// [`Refused`] returns the guard, with the key, the block, the group or the queue that is wrong.
-    pub fn put<K: AsRef<[u8]>, G: Send + 'static>(
-        &self,
-        keys: &[K],
-        source: Blocks,
-        options: JobOptions,
-        guard: G,
-    ) -> Result<Job, Refused<G>> {
-        submit::put(self.core(), keys, source, options, guard)
-    }
-
-    /// Reads blocks, each from the fastest tier that has it. It never waits for a slot, unless the
-    /// blocks travel from disk to a device. A key that a put writes is waited for.
-    ///
-    /// `guard` is dropped when the job has ended: it keeps the memory of the destination.
-    ///
-    /// # Errors
-    ///
-    /// As [`put`](Self::put), and [`StoreError::DestinationNamedTwice`].
-    pub fn get<K: AsRef<[u8]>, G: Send + 'static>(
-        &self,
-        keys: &[K],
-        destination: Blocks,
-        options: JobOptions,
-        guard: G,
-    ) -> Result<Job, Refused<G>> {
-        submit::get(self.core(), keys, destination, options, guard)
-    }
-
-    /// Copies blocks to a faster tier of memory, so that a later get finds them there.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::NoSuchTier`], [`StoreError::NotAMemoryTier`], and the errors of keys, groups and
-    /// queues.
-    pub fn promote<K: AsRef<[u8]>>(
-        &self,
-        keys: &[K],
-        tier: TierId,
-        options: JobOptions,
-    ) -> Result<Job, StoreError> {
-        submit::promote(self.core(), keys, tier, options)
-    }
-
-    /// Removes blocks from all tiers. They are absent when this call returns. The job ends when the
-    /// removal is durable, so that the blocks stay absent after a restart. A put of such a key that is
-    /// in progress stores nothing. A later put of the key waits for it, and stores its block.
-    ///
-    /// # Errors
-    ///
-    /// The errors of keys and groups.
-    pub fn remove<K: AsRef<[u8]>>(&self, group: u16, keys: &[K]) -> Result<Job, StoreError> {
-        submit::remove(self.core(), keys, JobOptions::new().group(group))
-    }
-
-    /// As [`remove`](Self::remove), with options.
-    ///
-    /// # Errors
-    ///
-    /// The errors of keys, groups and queues.
-    pub fn remove_with<K: AsRef<[u8]>>(
-        &self,
-        keys: &[K],
-        options: JobOptions,
-    ) -> Result<Job, StoreError> {
-        submit::remove(self.core(), keys, options)
-    }
-
-    /// Removes all blocks. When the job has ended, the store is empty, also after a restart. Jobs that
-    /// run meanwhile end; what they put is gone.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::Closed`] and [`StoreError::Forked`].
-    pub fn clear(&self) -> Result<Job, StoreError> {
-        submit::clear(self.core())
-    }
-
-    /// Makes all blocks durable whose puts had ended before the call.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::Closed`] and [`StoreError::Forked`].
-    pub fn sync(&self) -> Result<Job, StoreError> {
-        submit::sync(self.core())
-    }
-
-    /// Subscribes to changes from now on. At most `capacity` events wait.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::Queue`] if `capacity` is zero or the process has no descriptor left.
-    pub fn events(&self, capacity: usize) -> Result<Events, StoreError> {
-        self.core().subscribe(capacity)
     }
 
     /// Numbers about the store.
     #[must_use]
     pub fn snapshot(&self) -> StoreSnapshot {
         self.core().snapshot()
-    }
-
-    /// The capabilities that the file systems and the kernel granted.
-    #[must_use]
-    pub fn capabilities(&self) -> CapabilityReport {
-        self.core().capabilities()
     }
 
     /// The names of the tiers, the fastest first.
@@ -343,34 +192,13 @@ impl Store {
         self.core().group(group).ok().map(|group| ByteCount::new(group.slot_bytes))
     }
 
-    /// Sets the capacity of a tier, up to the one it was opened with. The groups share it by
-    /// [weight](BlockGroup::weight). Blocks are evicted until they fit; those in use keep their slots until they are not. The disk blocks of
-    /// slots that a disk tier no longer has are freed in the background, if the file system has holes.
-    ///
-    /// Returns the capacity that the tier has from now on.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::NoSuchTier`], [`StoreError::Closed`] and [`StoreError::Forked`].
-    pub fn resize(&self, tier: TierId, bytes: ByteCount) -> Result<ByteCount, StoreError> {
-        self.core().resize(tier, bytes)
-    }
-
-    /// Writes the snapshot as OpenMetrics text to `path` at each interval, and replaces the file with
-    /// each. It stops when the store closes.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::Export`] if the first file cannot be written, [`StoreError::Closed`] and
-    /// [`StoreError::Forked`].
-    pub fn export_metrics(&self, path: &Path, interval: Duration) -> Result<(), StoreError> {
-        self.core().export_metrics(path, interval)
-    }
-
     /// Waits until no job runs, or until the deadline.
     #[must_use]
     pub fn drain(&self, deadline: Instant) -> Drained {
-        self.core().drain(deadline)
+        let core = self.core();
+        let is_own = core.owner.is_current();
+        let left = if is_own { core.jobs.wait(Some(deadline), false) } else { 0 };
+        Drained { left, unwritten: 0 }
     }
 
     /// Refuses further jobs, waits for the running ones and cancels the others, makes the blocks
@@ -384,8 +212,4 @@ impl Store {
     }
 }
 
-impl fmt::Debug for Store {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("tiers", &self.core().tiers.len()).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Store, |it| tiers: it.core().tiers.len());

@@ -8,12 +8,14 @@ use std::thread;
 use std::time::Instant;
 
 use terrane_core::convert::to_usize;
+use terrane_core::metrics::{HISTOGRAM_CELLS, ShardedCounters};
 use terrane_core::sync::lock;
 use terrane_core::{Alignment, ByteCount, OwnerProcess};
 use terrane_transfer::{Endpoint, Slots, TransferManager};
 
 use crate::disk::{
     Catalog, CatalogOptions, Directory, GroupSlots, LiveRecords, Recovered, acquire_striped,
+    random_secret,
 };
 use crate::error::StoreError;
 use crate::eviction::{EvictionPolicy, Lru, S3Fifo};
@@ -23,16 +25,15 @@ use crate::store::Store;
 use crate::store::builder::{
     AllocateLayout, DiskTier, EvictionKind, Recovery, StoreBuilder, TierMemory, WritePolicy,
 };
-use crate::store::claims::Claims;
 use crate::store::counters::{KeyNames, Recent, StoreCounters, Subscribers};
 use crate::store::executor::Executor;
 use crate::store::gate::Gate;
 use crate::store::group::{EndpointFacts, GroupInfo, shares};
-use crate::store::key_order::KeyOrder;
 use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
 use crate::store::reload::reload;
 use crate::store::room::{DirtyBlocks, Room};
+use crate::store::sharded::Sharded;
 use crate::store::shared::{JobTable, StoreCore};
 use crate::store::tier::{DiskParts, Tier, TierBlocks};
 use crate::store::tier_counters::TierCounters;
@@ -56,12 +57,6 @@ struct TierPlan {
     dirty: DirtyBlocks,
 }
 
-/// The disk tier, and what was found in it.
-struct OpenedDisk {
-    parts: DiskParts,
-    recovered: Recovered,
-}
-
 impl StoreBuilder {
     /// Opens the store, and finds the blocks of earlier sessions.
     ///
@@ -70,19 +65,13 @@ impl StoreBuilder {
     /// [`StoreError`] names the part that is missing or too small, the system's error, or the owner
     /// of the directory.
     pub fn open(self) -> Result<(Store, Recovery), StoreError> {
-        let (core, recovery) = open(self)?;
+        let (core, recovery) = assemble(self)?;
+        if let Err(error) = start(&core) {
+            abandon(&core);
+            return Err(error);
+        }
         Ok((Store::new(core), recovery))
     }
-}
-
-/// Opens the store and starts its threads.
-fn open(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreError> {
-    let (core, recovery) = assemble(builder)?;
-    if let Err(error) = start(&core) {
-        abandon(&core);
-        return Err(error);
-    }
-    Ok((core, recovery))
 }
 
 /// Makes the parts of the store, without its threads.
@@ -92,12 +81,12 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
     let mut plans = memory_plans(&builder, &groups)?;
     let disk = match &builder.disk {
         Some(disk) => {
-            let (plan, opened) = open_disk(&builder, disk, &groups)?;
+            let (plan, parts, recovered) = open_disk(&builder, disk, &groups)?;
             for (number, group) in (0_u16..).zip(&mut groups) {
-                group.slot_bytes = opened.parts.slabs.slot_bytes(number);
+                group.slot_bytes = parts.slabs.slot_bytes(number);
             }
             plans.push(plan);
-            Some(opened)
+            Some((parts, recovered))
         }
         None => None,
     };
@@ -108,11 +97,11 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
         None => Some(TransferManager::builder().host()?.build()),
     };
     let names = KeyNames::new(builder.keep_keys);
-    let (parts, mut recovered) = disk.map(|disk| (disk.parts, disk.recovered)).unzip();
+    let (parts, mut recovered) = disk.unzip();
     let recovery = recovered.as_ref().map(recovery_of).unwrap_or_default();
     let secret = match &parts {
         Some(parts) => parts.catalog.secret(),
-        None => random_secret()?,
+        None => random_secret().map_err(|source| StoreError::Random { source })?,
     };
     let live = recovered.as_mut().map(|recovered| std::mem::take(&mut recovered.live));
     let core = Arc::new_cyclic(|core| {
@@ -136,12 +125,13 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
                 policy => policy,
             },
             close_within: builder.close_within,
-            claims: Arc::new(Claims::new()),
-            order: KeyOrder::new(),
+            claims: Arc::default(),
+            order: Sharded::default(),
             gate: Gate::default(),
             executor: Executor::new(),
             maintenance: Maintenance::default(),
-            counters: StoreCounters::new(),
+            counters: StoreCounters::default(),
+            job_times: ShardedCounters::new(HISTOGRAM_CELLS),
             names,
             subscribers: Subscribers::default(),
             recent: Recent::default(),
@@ -286,7 +276,7 @@ fn open_disk(
     builder: &StoreBuilder,
     disk: &DiskTier,
     groups: &[GroupInfo],
-) -> Result<(TierPlan, OpenedDisk), StoreError> {
+) -> Result<(TierPlan, DiskParts, Recovered), StoreError> {
     let namespace = builder.namespace.as_ref().ok_or(StoreError::NoNamespace)?;
     if disk.slabs.read_only && !builder.persistent {
         return Err(StoreError::ReadOnlyNotPersistent);
@@ -330,7 +320,7 @@ fn open_disk(
     };
     let is_read_only = disk.slabs.read_only;
     let parts = DiskParts { slabs, catalog, is_read_only, _folder_locks: folder_locks };
-    Ok((plan, OpenedDisk { parts, recovered }))
+    Ok((plan, parts, recovered))
 }
 
 fn recovery_of(recovered: &Recovered) -> Recovery {
@@ -359,11 +349,6 @@ fn tier(number: u8, plan: TierPlan, eviction: EvictionKind, core: &Weak<StoreCor
     Tier { id, name, rooms, memory, slot_bytes, counters: TierCounters::new() }
 }
 
-/// The secret of a store without a disk tier.
-fn random_secret() -> Result<[u8; 16], StoreError> {
-    crate::disk::random_secret().map_err(|source| StoreError::Random { source })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -389,6 +374,6 @@ mod tests {
             assert!(matches!(core.check(), Err(StoreError::Closed)));
             drop(core);
         }
-        open(builder(directory.path())).unwrap().0.close(Instant::now());
+        builder(directory.path()).open().unwrap().0.close(Instant::now());
     }
 }

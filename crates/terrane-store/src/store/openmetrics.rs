@@ -83,40 +83,60 @@ pub(super) const fn misses(misses: &Misses) -> [(&'static str, u64); 5] {
     ]
 }
 
-pub(crate) fn write(snapshot: &StoreSnapshot, out: &mut OpenMetrics<'_, impl Write>) -> Result {
-    let tiers = &snapshot.tiers;
-    for (name, unit, help, value) in TIER_COUNTERS {
-        let mut family = out.counter(name, unit, help)?;
-        tiers.iter().try_for_each(|tier| family.sample(&[("tier", &tier.name)], value(tier)))?;
+impl StoreSnapshot {
+    /// Writes the numbers as OpenMetrics text.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of `out`.
+    pub fn write_openmetrics(&self, out: &mut impl Write) -> Result {
+        let mut metrics = OpenMetrics::new(out);
+        self.write_families(&mut metrics)?;
+        metrics.finish()
     }
-    let help = "Bytes of all slots of the tier.";
-    let mut family = out.gauge("terrane_store_tier_capacity", Unit::Bytes, help)?;
-    for tier in tiers {
-        family.sample(&[("tier", &tier.name)], tier.capacity.get())?;
-    }
-    for (name, help, value) in TIER_TIMES {
-        let mut family = out.histogram(name, Unit::Seconds, help)?;
-        for tier in tiers {
-            family.distribution(&[("tier", &tier.name)], value(tier))?;
+
+    /// Writes the numbers without the end mark, for a text that has those of other parts too.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the writer.
+    pub fn write_families(&self, out: &mut OpenMetrics<'_, impl Write>) -> Result {
+        let tiers = &self.tiers;
+        for (name, unit, help, value) in TIER_COUNTERS {
+            let mut family = out.counter(name, unit, help)?;
+            tiers
+                .iter()
+                .try_for_each(|tier| family.sample(&[("tier", &tier.name)], value(tier)))?;
         }
-    }
-    let help = "Blocks that wait for the device or are in it.";
-    let mut family = out.gauge("terrane_store_tier_queued", Unit::None, help)?;
-    for tier in tiers.iter().filter(|tier| tier.is_disk) {
-        for (direction, count) in [("read", tier.reads_queued), ("write", tier.writes_queued)] {
-            family.sample(&[("tier", &tier.name), ("direction", direction)], count)?;
-        }
-    }
-    for (name, help, value) in GROUP_GAUGES {
-        let mut family = out.gauge(name, Unit::None, help)?;
+        let help = "Bytes of all slots of the tier.";
+        let mut family = out.gauge("terrane_store_tier_capacity", Unit::Bytes, help)?;
         for tier in tiers {
-            for (number, group) in tier.groups.iter().enumerate() {
-                let labels = [("tier", tier.name.as_str()), ("group", &number.to_string())];
-                family.sample(&labels, to_u64(value(group)))?;
+            family.sample(&[("tier", &tier.name)], tier.capacity.get())?;
+        }
+        for (name, help, value) in TIER_TIMES {
+            let mut family = out.histogram(name, Unit::Seconds, help)?;
+            for tier in tiers {
+                family.distribution(&[("tier", &tier.name)], value(tier))?;
             }
         }
+        let help = "Blocks that wait for the device or are in it.";
+        let mut family = out.gauge("terrane_store_tier_queued", Unit::None, help)?;
+        for tier in tiers.iter().filter(|tier| tier.is_disk) {
+            for (direction, count) in [("read", tier.reads_queued), ("write", tier.writes_queued)] {
+                family.sample(&[("tier", &tier.name), ("direction", direction)], count)?;
+            }
+        }
+        for (name, help, value) in GROUP_GAUGES {
+            let mut family = out.gauge(name, Unit::None, help)?;
+            for tier in tiers {
+                for (number, group) in tier.groups.iter().enumerate() {
+                    let labels = [("tier", tier.name.as_str()), ("group", &number.to_string())];
+                    family.sample(&labels, to_u64(value(group)))?;
+                }
+            }
+        }
+        write_jobs(self, out)
     }
-    write_jobs(snapshot, out)
 }
 
 fn write_jobs(snapshot: &StoreSnapshot, out: &mut OpenMetrics<'_, impl Write>) -> Result {

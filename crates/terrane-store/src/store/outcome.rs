@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use terrane_core::sync::{lock, unpoisoned};
+use terrane_core::sync::{lock, unpoisoned, wait_until};
 use terrane_core::{ByteCount, ForkedProcess, OwnerProcess};
 
 use crate::error::StoreError;
@@ -116,11 +116,7 @@ impl OutcomeCell {
             if let Some(outcome) = end.take() {
                 return Some(outcome);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return None;
-            }
-            end = unpoisoned(self.changed.wait_timeout(end, left)).0;
+            end = wait_until(&self.changed, end, Some(deadline)).ok()?;
         }
     }
 

@@ -12,6 +12,7 @@ use crate::store::claims::{Claim, ClaimKind, HeldClaim};
 use crate::store::commit::{Committed, Place, WrittenBlock, not_written};
 use crate::store::copies::MOST_AT_ONCE;
 use crate::store::executor::yield_now;
+use crate::store::presence::TierId;
 use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::result::BlockResult;
 use crate::store::room::TakenSlots;
@@ -62,7 +63,7 @@ impl Put<'_> {
         let mut pending: Vec<usize> = (0..self.keys.len()).collect();
         while !pending.is_empty() {
             if let Some(stopped) = task.control.stopped() {
-                return self.set_all(&pending, &stopped.into());
+                return self.set_all(pending, &stopped);
             }
             let (mut own, mut others) = (Vec::new(), Vec::new());
             // The head of a prefix is used last, so that its tail is evicted first.
@@ -82,7 +83,7 @@ impl Put<'_> {
             for (index, claim) in others {
                 match task.control.until(claim.wait()).await {
                     Ok(()) => pending.push(index),
-                    Err(stopped) => self.set(index, stopped.into()),
+                    Err(stopped) => self.set(index, stopped),
                 }
             }
         }
@@ -108,8 +109,8 @@ impl Put<'_> {
         }
     }
 
-    fn set_all(&mut self, indices: &[usize], result: &BlockResult) {
-        indices.iter().for_each(|&index| self.set(index, result.clone()));
+    fn set_all(&mut self, indices: impl IntoIterator<Item = usize>, result: &BlockResult) {
+        indices.into_iter().for_each(|index| self.set(index, result.clone()));
     }
 
     /// The tier that has to have the blocks when they are written.
@@ -133,20 +134,19 @@ impl Put<'_> {
 
     async fn write(&mut self, own: Vec<OwnKey>) {
         let task = self.task;
-        let indices: Vec<usize> = own.iter().map(|own| own.index).collect();
+        let indices = own.iter().map(|own| own.index);
         let target = self.target().and_then(|tier| Some((tier.id, tier.room(task.group)?.clone())));
         let Some((target, room)) = target else {
-            return self.set_all(&indices, &BlockResult::failed(StoreError::Closed));
+            return self.set_all(indices, &BlockResult::failed(StoreError::Closed));
         };
         let is_disk = task.core.tiers.get(target.index()).is_some_and(|tier| tier.is_disk());
         if let Some(error) = task.core.refuses_writes().filter(|_| is_disk) {
             // Nothing is evicted for a write that cannot succeed.
-            return self.set_all(&indices, &BlockResult::Failed(error));
+            return self.set_all(indices, &BlockResult::Failed(error));
         }
         let taken = match room.take(own.len(), &task.control).await {
-            Ok(Ok(taken)) => taken,
-            Ok(Err(no_room)) => return self.set_all(&indices, &BlockResult::NoRoom(no_room)),
-            Err(stopped) => return self.set_all(&indices, &stopped.into()),
+            Ok(taken) => taken,
+            Err(result) => return self.set_all(indices, &result),
         };
         let Some(tier) = task.core.tiers.get(target.index()) else { return };
         if tier.is_disk() {
@@ -157,7 +157,7 @@ impl Put<'_> {
     }
 
     /// Slots in the faster tiers of host memory, as far as there are some now.
-    fn spare(&self, below: &Tier, count: usize) -> Vec<(usize, TakenSlots)> {
+    fn spare(&self, below: &Tier, count: usize) -> Vec<(TierId, TakenSlots)> {
         let core = &self.task.core;
         if core.policy != WritePolicy::Through || !self.source.is_host() {
             return Vec::new();
@@ -166,7 +166,7 @@ impl Put<'_> {
         let host = faster.filter(|tier| tier.is_host(self.task.group));
         host.filter_map(|tier| {
             let taken = tier.room(self.task.group)?.try_take(count).ok()?;
-            Some((tier.id.index(), taken))
+            Some((tier.id, taken))
         })
         .collect()
     }
@@ -178,8 +178,8 @@ impl Put<'_> {
         let hold = match hold {
             Ok(hold) => SharedHold::new(hold),
             Err(error) => {
-                let indices: Vec<usize> = own.iter().map(|own| own.index).collect();
-                return self.set_all(&indices, &BlockResult::failed(error));
+                let indices = own.iter().map(|own| own.index);
+                return self.set_all(indices, &BlockResult::failed(error));
             }
         };
         let (source, guard) = (Arc::clone(&self.source), Arc::clone(&task.guard));
@@ -212,17 +212,14 @@ impl Put<'_> {
                 let Some(key) = own.get_mut(at).and_then(Option::take) else { continue };
                 let result = match result {
                     Err(failure) => {
-                        if failure.is_of_device() {
-                            tier.counters.write_failed();
-                        }
+                        tier.counters.write_failed(&failure);
                         not_written(failure)
                     }
                     Ok(done) => {
                         let mut places = vec![Place::new(tier.id, &mut taken, at)];
-                        for (spare, slots) in &mut spare {
-                            let tier = task.core.tiers.get(*spare).map(|tier| tier.id);
-                            places.extend(tier.map(|tier| Place::new(tier, slots, at)));
-                        }
+                        places.extend(
+                            spare.iter_mut().map(|(tier, slots)| Place::new(*tier, slots, at)),
+                        );
                         self.commit(&key, done.checksum, &mut places, false).await
                     }
                 };
@@ -233,9 +230,9 @@ impl Put<'_> {
     }
 
     /// Copies blocks to the slots of a host tier on this thread.
-    fn copy_in(&self, tier: usize, slots: &mut TakenSlots, own: &[OwnKey]) {
+    fn copy_in(&self, tier: TierId, slots: &mut TakenSlots, own: &[OwnKey]) {
         let core = &self.task.core;
-        let blocks = core.tiers.get(tier).and_then(|tier| tier.blocks(self.task.group));
+        let blocks = core.tier(tier).ok().and_then(|tier| tier.blocks(self.task.group));
         let (Some(blocks), Ok(info)) = (blocks, core.group(self.task.group)) else { return };
         for (at, own) in own.iter().enumerate() {
             let Some(slot) = slots.slot(at) else { continue };
@@ -257,8 +254,8 @@ impl Put<'_> {
         let hold = match self.source.hold(on_thread, PayloadUse::Source) {
             Ok(hold) => hold,
             Err(error) => {
-                let indices: Vec<usize> = own.iter().map(|own| own.index).collect();
-                return self.set_all(&indices, &BlockResult::failed(error));
+                let indices = own.iter().map(|own| own.index);
+                return self.set_all(indices, &BlockResult::failed(error));
             }
         };
         let bytes = own.iter().map(|own| u64::from(self.source.length(own.index))).sum::<u64>();
@@ -279,10 +276,8 @@ impl Put<'_> {
                 Err(result) => result,
                 Ok(()) => {
                     let mut places = vec![Place::new(tier.id, &mut taken, at)];
-                    for (spare, slots) in &mut spare {
-                        let tier = task.core.tiers.get(*spare).map(|tier| tier.id);
-                        places.extend(tier.map(|tier| Place::new(tier, slots, at)));
-                    }
+                    places
+                        .extend(spare.iter_mut().map(|(tier, slots)| Place::new(*tier, slots, at)));
                     let result = self.commit(&key, 0, &mut places, has_slower).await;
                     let room = tier.room(task.group).filter(|_| is_refused);
                     if let Some(pin) = room.and_then(|room| room.pin(self.keys.hash(key.index))) {
@@ -325,7 +320,7 @@ impl Put<'_> {
             return own.iter().map(|_| Err(BlockResult::failed(StoreError::Closed))).collect();
         };
         let mut results: Vec<Result<(), BlockResult>> = own.iter().map(|_| Ok(())).collect();
-        let (mut copies, mut direct) = (CopyList::new(), Vec::new());
+        let (mut copies, mut direct) = (CopyList::default(), Vec::new());
         for (at, own) in own.iter().enumerate() {
             let length = self.source.length(own.index);
             let tokens = self
@@ -365,7 +360,7 @@ impl Put<'_> {
         }
         for copy in &mut started {
             let result = copy.end().await;
-            for &at in copy.indices() {
+            for &at in &copy.indices {
                 if let Some(slot) = results.get_mut(at) {
                     *slot = result.clone();
                 }

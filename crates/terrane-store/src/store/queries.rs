@@ -12,9 +12,9 @@ use terrane_transfer::TransferManager;
 use crate::KeyHash;
 use crate::error::StoreError;
 use crate::slab::SlabBuffers;
+use crate::store::Store;
 use crate::store::claims::ClaimKind;
-use crate::store::counters::RecentCause;
-use crate::store::event::Events;
+use crate::store::event::{Events, StoreEventKind};
 use crate::store::group::shares;
 use crate::store::lease::{Lease, LeasePins};
 use crate::store::presence::{Presence, TierId};
@@ -27,21 +27,176 @@ use crate::store::why::Why;
 /// Keys that are looked up together: their cache misses overlap.
 const BATCH: usize = 64;
 
-impl StoreCore {
-    pub(crate) fn presence<K: AsRef<[u8]>>(&self, group: u16, keys: &[K], out: &mut [Presence]) {
-        if !self.owner.is_current() {
+impl Store {
+    /// Writes the state of each key to `out`, which has the length of `keys`. A key that is refused,
+    /// and a group that does not exist, are absent.
+    pub fn presence<K: AsRef<[u8]>>(&self, group: u16, keys: &[K], out: &mut [Presence]) {
+        let core = self.core();
+        if !core.owner.is_current() {
             out.fill(Presence::Absent);
             return;
         }
         if keys.len() == 1 {
             // Without the arrays of a batch.
-            return self.presence_of_batch::<1, K>(group, keys, out);
+            return core.presence_of_batch::<1, K>(group, keys, out);
         }
         for (keys, out) in keys.chunks(BATCH).zip(out.chunks_mut(BATCH)) {
-            self.presence_of_batch::<BATCH, K>(group, keys, out);
+            core.presence_of_batch::<BATCH, K>(group, keys, out);
         }
     }
 
+    /// The number of leading keys that are ready.
+    #[must_use]
+    pub fn prefix<K: AsRef<[u8]>>(&self, group: u16, keys: &[K]) -> usize {
+        let core = self.core();
+        if !core.owner.is_current() {
+            return 0;
+        }
+        let mut ready = 0;
+        let mut out = [Presence::Absent; BATCH];
+        for keys in keys.chunks(BATCH) {
+            core.presence_of_batch::<BATCH, K>(group, keys, &mut out);
+            let leading = out.iter().take(keys.len()).take_while(|found| found.is_ready()).count();
+            ready += leading;
+            if leading < keys.len() {
+                break;
+            }
+        }
+        ready
+    }
+
+    /// The state of each key, and pins of the blocks that are ready: in one step for each key. A block
+    /// that is pinned is not evicted.
+    pub fn acquire<K: AsRef<[u8]>>(&self, group: u16, keys: &[K], ttl: Duration) -> Lease {
+        let core = self.core();
+        let mut presence = vec![Presence::Absent; keys.len()];
+        let mut slots = Vec::new();
+        if core.owner.is_current() {
+            self.presence(group, keys, &mut presence);
+            for (key, presence) in keys.iter().zip(&mut presence) {
+                let lease = || core.lease(group, key.as_ref());
+                // It may have moved to a faster tier between the two looks.
+                let leased = lease().or_else(|| if presence.is_ready() { lease() } else { None });
+                if let Some(leased) = leased {
+                    let (tier, length) = (leased.pin.room.tier, leased.pin.block.length);
+                    *presence = Presence::Ready { tier, length };
+                    slots.push(leased);
+                } else if presence.is_ready() {
+                    // It left between the two looks.
+                    *presence = Presence::Absent;
+                }
+            }
+        }
+        let pins = Arc::new(LeasePins::new(slots));
+        let at = Instant::now().checked_add(ttl).filter(|_| core.owner.is_current());
+        let timer = at.map(|at| core.executor.timer(at, Arc::clone(&pins).into()));
+        Lease { presence, pins, _timer: timer }
+    }
+
+    /// Counts as a use of each block that is ready, so that it is evicted later.
+    pub fn touch<K: AsRef<[u8]>>(&self, group: u16, keys: &[K]) {
+        let core = self.core();
+        if !core.owner.is_current() {
+            return;
+        }
+        // As a get of the keys.
+        for key in keys.iter().rev() {
+            if let Ok(hash) = core.hasher.hash_in_group(group, key.as_ref()) {
+                core.touch_stored(group, hash);
+            }
+        }
+    }
+
+    /// Why a key is, or is not, in the store.
+    #[must_use]
+    pub fn why(&self, group: u16, key: &[u8]) -> Why {
+        let core = self.core();
+        let hash = core.hasher.hash_in_group(group, key);
+        let Ok(hash) = hash else { return Why::NeverSeen };
+        if !core.owner.is_current() {
+            return Why::NeverSeen;
+        }
+        let find = |tier: &Tier| {
+            let room = tier.room(group)?;
+            let block = room.index.get(hash)?;
+            Some((tier.id, block.length, room.is_leased(block.slot)))
+        };
+        let found: Vec<(TierId, u32, bool)> = core.tiers.iter().filter_map(find).collect();
+        if let Some((_, length, _)) = found.first() {
+            return Why::Present {
+                tiers: found.iter().map(|(tier, ..)| *tier).collect(),
+                length: *length,
+                is_pinned: found.iter().any(|(.., is_pinned)| *is_pinned),
+            };
+        }
+        if core.claims.get(hash).is_some_and(|claim| claim.kind == ClaimKind::Put) {
+            return Why::Writing;
+        }
+        match core.recent.get(hash) {
+            Some(StoreEventKind::Corrupt) => Why::Corrupt,
+            Some(StoreEventKind::Unreadable) => Why::Unreadable,
+            Some(_) => Why::Removed,
+            None if core.was_evicted(group, hash) => Why::Evicted,
+            None => Why::NeverSeen,
+        }
+    }
+
+    /// Subscribes to changes from now on. At most `capacity` events wait.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Queue`] if `capacity` is zero or the process has no descriptor left.
+    pub fn events(&self, capacity: usize) -> Result<Events, StoreError> {
+        let core = self.core();
+        core.owner.check()?;
+        core.subscribers.add(capacity)
+    }
+
+    /// The capabilities that the file systems and the kernel granted.
+    #[must_use]
+    pub fn capabilities(&self) -> CapabilityReport {
+        let core = self.core();
+        let disk = core.disk.as_ref().filter(|_| core.owner.is_current());
+        let mut report = disk.map(|disk| disk.slabs.capabilities()).unwrap_or_default();
+        for blocks in core.tiers.iter().flat_map(|tier| &tier.memory) {
+            report.extend(blocks.endpoint.layout().capabilities().outcomes().iter().cloned());
+        }
+        report
+    }
+
+    /// Sets the capacity of a tier, up to the one it was opened with. The groups share it by
+    /// [weight](crate::BlockGroup::weight). Blocks are evicted until they fit; those in use keep their
+    /// slots until they are not. The disk blocks of
+    /// slots that a disk tier no longer has are freed in the background, if the file system has holes.
+    ///
+    /// Returns the capacity that the tier has from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::NoSuchTier`], [`StoreError::Closed`] and [`StoreError::Forked`].
+    pub fn resize(&self, tier: TierId, bytes: ByteCount) -> Result<ByteCount, StoreError> {
+        let core = self.core();
+        core.check()?;
+        let found = core.tier(tier)?;
+        let mut total = 0;
+        let mut beyond = Vec::new();
+        let turn = lock(&core.resizing);
+        let shared = found.rooms.iter().zip(shares(&core.groups, bytes));
+        for ((room, share), &slot_bytes) in shared.zip(&found.slot_bytes) {
+            let slots = share / slot_bytes.max(1);
+            let most = u32::try_from(room.index.capacity()).unwrap_or(u32::MAX);
+            let slots = u32::try_from(slots).unwrap_or(u32::MAX).min(most);
+            beyond.push((room, room.set_limit(slots)));
+            total += u64::from(slots) * slot_bytes;
+        }
+        // Evictions may call copy engines and subscribers of the trace.
+        drop(turn);
+        beyond.into_iter().for_each(|(room, slots)| room.evict_all_beyond(slots));
+        Ok(ByteCount::new(total))
+    }
+}
+
+impl StoreCore {
     fn presence_of_batch<const MOST: usize, K: AsRef<[u8]>>(
         &self,
         group: u16,
@@ -82,11 +237,11 @@ impl StoreCore {
                     hash.map_or(Presence::Absent, |hash| self.ready(group, hash))
                 }
                 (Presence::Absent, Some((hash, claim))) => match self.ready(group, hash) {
-                    Presence::Absent if claim.kind() == ClaimKind::Put => Presence::Writing,
+                    Presence::Absent if claim.kind == ClaimKind::Put => Presence::Writing,
                     ready => ready,
                 },
                 (Presence::Ready { tier, length }, Some((_, claim)))
-                    if claim.kind() == ClaimKind::Load =>
+                    if claim.kind == ClaimKind::Load =>
                 {
                     Presence::Loading { tier, length }
                 }
@@ -105,48 +260,6 @@ impl StoreCore {
         Presence::Absent
     }
 
-    pub(crate) fn prefix<K: AsRef<[u8]>>(&self, group: u16, keys: &[K]) -> usize {
-        if !self.owner.is_current() {
-            return 0;
-        }
-        let mut ready = 0;
-        let mut out = [Presence::Absent; BATCH];
-        for keys in keys.chunks(BATCH) {
-            self.presence_of_batch::<BATCH, K>(group, keys, &mut out);
-            let leading = out.iter().take(keys.len()).take_while(|found| found.is_ready()).count();
-            ready += leading;
-            if leading < keys.len() {
-                break;
-            }
-        }
-        ready
-    }
-
-    pub(crate) fn acquire<K: AsRef<[u8]>>(&self, group: u16, keys: &[K], ttl: Duration) -> Lease {
-        let mut presence = vec![Presence::Absent; keys.len()];
-        let mut slots = Vec::new();
-        if self.owner.is_current() {
-            self.presence(group, keys, &mut presence);
-            for (key, presence) in keys.iter().zip(&mut presence) {
-                let lease = || self.lease(group, key.as_ref());
-                // It may have moved to a faster tier between the two looks.
-                let leased = lease().or_else(|| if presence.is_ready() { lease() } else { None });
-                if let Some(leased) = leased {
-                    let (tier, length) = (leased.pin.room.tier, leased.pin.block.length);
-                    *presence = Presence::Ready { tier, length };
-                    slots.push(leased);
-                } else if presence.is_ready() {
-                    // It left between the two looks.
-                    *presence = Presence::Absent;
-                }
-            }
-        }
-        let pins = Arc::new(LeasePins::new(slots));
-        let at = Instant::now().checked_add(ttl).filter(|_| self.owner.is_current());
-        let timer = at.map(|at| self.executor.timer(at, Arc::clone(&pins).into()));
-        Lease { presence, pins, _timer: timer }
-    }
-
     /// Pins a block in the fastest tier that has it.
     pub(crate) fn pin(&self, group: u16, key: KeyHash) -> Option<PinnedSlot> {
         self.tiers.iter().find_map(|tier| tier.room(group)?.pin(key))
@@ -163,18 +276,6 @@ impl StoreCore {
     fn lease(&self, group: u16, key: &[u8]) -> Option<LeasedSlot> {
         let hash = self.hasher.hash_in_group(group, key).ok()?;
         self.tiers.iter().find_map(|tier| tier.room(group)?.lease(hash))
-    }
-
-    pub(crate) fn touch<K: AsRef<[u8]>>(&self, group: u16, keys: &[K]) {
-        if !self.owner.is_current() {
-            return;
-        }
-        // As a get of the keys.
-        for key in keys.iter().rev() {
-            if let Ok(hash) = self.hasher.hash_in_group(group, key.as_ref()) {
-                self.touch_stored(group, hash);
-            }
-        }
     }
 
     /// Counts a use of a block in each tier that has it. Returns whether one has.
@@ -208,74 +309,6 @@ impl StoreCore {
         rooms.any(|room| room.was_evicted(key))
     }
 
-    pub(crate) fn why(&self, group: u16, key: &[u8]) -> Why {
-        let hash = self.hasher.hash_in_group(group, key);
-        let Ok(hash) = hash else { return Why::NeverSeen };
-        if !self.owner.is_current() {
-            return Why::NeverSeen;
-        }
-        let find = |tier: &Tier| {
-            let room = tier.room(group)?;
-            let block = room.index.get(hash)?;
-            Some((tier.id, block.length, room.is_leased(block.slot)))
-        };
-        let found: Vec<(TierId, u32, bool)> = self.tiers.iter().filter_map(find).collect();
-        if let Some((_, length, _)) = found.first() {
-            return Why::Present {
-                tiers: found.iter().map(|(tier, ..)| *tier).collect(),
-                length: *length,
-                is_pinned: found.iter().any(|(.., is_pinned)| *is_pinned),
-            };
-        }
-        if self.claims.get(hash).is_some_and(|claim| claim.kind() == ClaimKind::Put) {
-            return Why::Writing;
-        }
-        match self.recent.get(hash) {
-            Some(RecentCause::Removed) => Why::Removed,
-            Some(RecentCause::Corrupt) => Why::Corrupt,
-            Some(RecentCause::Unreadable) => Why::Unreadable,
-            None if self.was_evicted(group, hash) => Why::Evicted,
-            None => Why::NeverSeen,
-        }
-    }
-
-    pub(crate) fn subscribe(&self, capacity: usize) -> Result<Events, StoreError> {
-        self.owner.check()?;
-        self.subscribers.add(capacity)
-    }
-
-    pub(crate) fn capabilities(&self) -> CapabilityReport {
-        let disk = self.disk.as_ref().filter(|_| self.owner.is_current());
-        let mut report = disk.map(|disk| disk.slabs.capabilities()).unwrap_or_default();
-        for blocks in self.tiers.iter().flat_map(|tier| &tier.memory) {
-            report.extend(blocks.endpoint.layout().capabilities().outcomes().iter().cloned());
-        }
-        report
-    }
-
-    pub(crate) fn resize(&self, tier: TierId, bytes: ByteCount) -> Result<ByteCount, StoreError> {
-        self.check()?;
-        let tiers = self.tiers.len();
-        let Some(found) = self.tiers.get(tier.index()) else {
-            return Err(StoreError::NoSuchTier { tier, tiers });
-        };
-        let mut total = 0;
-        let mut beyond = Vec::new();
-        let turn = lock(&self.resizing);
-        let shared = found.rooms.iter().zip(shares(&self.groups, bytes));
-        for ((room, share), &slot_bytes) in shared.zip(&found.slot_bytes) {
-            let slots = share / slot_bytes.max(1);
-            let most = u32::try_from(room.index.capacity()).unwrap_or(u32::MAX);
-            let slots = u32::try_from(slots).unwrap_or(u32::MAX).min(most);
-            beyond.push((room, room.set_limit(slots)));
-            total += u64::from(slots) * slot_bytes;
-        }
-        // Evictions may call copy engines and subscribers of the trace.
-        drop(turn);
-        beyond.into_iter().for_each(|(room, slots)| room.evict_all_beyond(slots));
-        Ok(ByteCount::new(total))
-    }
-
     pub(crate) fn snapshot(&self) -> StoreSnapshot {
         if !self.owner.is_current() {
             return StoreSnapshot::default();
@@ -283,7 +316,7 @@ impl StoreCore {
         let counters = &self.counters;
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let rooms = || self.tiers.iter().flat_map(|tier| &tier.rooms);
-        let job_times = counters.job_times.histogram(0);
+        let job_times = self.job_times.histogram(0);
         StoreSnapshot {
             tiers: self.tiers.iter().map(|tier| self.tier_snapshot(tier)).collect(),
             misses: Misses {
@@ -313,7 +346,8 @@ impl StoreCore {
         let capacity = sizes.map(|(room, bytes)| u64::from(room.limit()) * bytes).sum();
         let disk = self.disk.as_ref().filter(|_| tier.is_disk());
         let file_bytes = disk.map_or(0, |disk| disk.slabs.file_bytes());
-        let io = disk.map(|disk| disk.slabs.io_numbers()).unwrap_or_default();
+        let io = disk.map(|disk| disk.slabs.io_numbers());
+        let [reads_queued, writes_queued, requests] = io.unwrap_or_default();
         let refused = disk.and_then(|_| self.refuses_writes());
         let read_only = refused.map(|error| error.to_string());
         let mut snapshot = TierSnapshot {
@@ -322,9 +356,9 @@ impl StoreCore {
             groups: tier.rooms.iter().map(|room| room.snapshot()).collect(),
             capacity: ByteCount::new(capacity),
             file_bytes: ByteCount::new(file_bytes),
-            reads_queued: io.reads,
-            writes_queued: io.writes,
-            requests: io.requests,
+            reads_queued,
+            writes_queued,
+            requests,
             read_only,
             ..TierSnapshot::default()
         };

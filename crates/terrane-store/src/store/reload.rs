@@ -1,14 +1,12 @@
 //! The blocks of earlier sessions, on their way from the catalog into the index.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex};
-use std::thread;
-
-use terrane_core::sync::lock;
+use std::sync::Arc;
 
 use crate::KeyHash;
 use crate::disk::{LiveRecord, LiveRecords};
 use crate::index::StoredBlock;
+use crate::parallel::fold;
 use crate::store::counters::KeyNames;
 use crate::store::room::Room;
 
@@ -25,29 +23,13 @@ pub(crate) fn reload(
     // shards.
     let stride = parts.len().div_ceil(threads.max(1)).max(1);
     parts.sort_unstable_by_key(|&(index, _)| (index % stride, index));
-    let parts = Mutex::new(parts);
-    let work = || {
-        let mut blocks: Vec<Vec<(KeyHash, StoredBlock)>> = vec![Vec::new(); rooms.len()];
-        loop {
-            // The guard ends with the statement.
-            let next = lock(&parts).pop();
-            let Some((_, part)) = next else { return };
-            add_part(&part, &mut blocks, names);
-            for (room, blocks) in rooms.iter().zip(&mut blocks) {
-                room.index.insert_all(blocks);
-                blocks.clear();
-            }
+    let begin = || vec![Vec::new(); rooms.len()];
+    fold((threads, "terrane-load"), parts.into_iter(), begin, |blocks, (_, part)| {
+        add_part(&part, blocks, names);
+        for (room, blocks) in rooms.iter().zip(blocks) {
+            room.index.insert_all(blocks);
+            blocks.clear();
         }
-    };
-    thread::scope(|scope| {
-        for _ in 1..threads {
-            let thread = thread::Builder::new().name(String::from("terrane-load"));
-            if let Err(error) = thread.spawn_scoped(scope, work) {
-                tracing::debug!(%error, "the index is filled on fewer threads");
-                break;
-            }
-        }
-        work();
     });
 }
 

@@ -4,14 +4,15 @@ use crate::KeyHash;
 use crate::disk::{CatalogError, CheckpointWriter, PutRecord};
 use crate::error::StoreError;
 use crate::slab::SlabFailure;
-use crate::store::counters::RecentCause;
 use crate::store::event::StoreEventKind;
+use crate::store::maintenance::Request;
 use crate::store::request::Keys;
 use crate::store::result::BlockResult;
-use crate::store::room::{Damage, PinnedSlot};
+use crate::store::room::PinnedSlot;
 use crate::store::shared::StoreCore;
 use crate::store::task::JobTask;
 use crate::store::tier::count;
+use crate::store::write_back::sync_disk;
 
 /// Removes keys, and waits until their tombstones are durable.
 pub(crate) async fn remove(task: &JobTask, keys: &Keys) -> Vec<BlockResult> {
@@ -23,20 +24,15 @@ pub(crate) async fn remove(task: &JobTask, keys: &Keys) -> Vec<BlockResult> {
     if core.disk.is_none() {
         return results;
     }
-    let failed = match task.control.until(core.maintenance.sync()).await {
-        Ok(Ok(())) => return results,
-        Ok(Err(error)) => BlockResult::Failed(error),
-        Err(stopped) => stopped.into(),
-    };
-    vec![failed; keys.len()]
+    sync_disk(task).await.map_or_else(|failed| vec![failed; keys.len()], |()| results)
 }
 
 /// Removes everything.
 pub(crate) async fn clear(task: &JobTask) -> BlockResult {
-    match task.control.until(task.core.maintenance.clear()).await {
+    match task.control.until(task.core.maintenance.request(Request::Clear)).await {
         Ok(Ok(())) => BlockResult::Done { bytes: 0 },
         Ok(Err(error)) => BlockResult::Failed(error),
-        Err(stopped) => stopped.into(),
+        Err(stopped) => stopped,
     }
 }
 
@@ -61,7 +57,7 @@ impl StoreCore {
         };
         let name = removed.as_ref().map(|_| self.key_name(key));
         self.names.remove(key);
-        self.recent.insert(key, RecentCause::Removed);
+        self.recent.insert(key, StoreEventKind::Removed);
         if name.is_some() {
             self.publish_named(StoreEventKind::Removed, None, group, name);
         }
@@ -77,17 +73,16 @@ impl StoreCore {
 
     /// Drops a block whose read failed, if it is the block that is damaged.
     pub(crate) async fn drop_damaged(&self, key: KeyHash, pin: &PinnedSlot, failure: &SlabFailure) {
-        let damage = match *failure {
-            SlabFailure::Corrupt { expected, found } => Damage::OtherBytes { expected, found },
-            _ if failure.is_of_place() => Damage::Unreadable,
+        let (event, sums) = match failure {
+            SlabFailure::Corrupt { expected, found } => {
+                (StoreEventKind::Corrupt, Some((expected, found)))
+            }
+            _ if failure.is_of_place() => (StoreEventKind::Unreadable, None),
             _ => return,
         };
-        tracing::warn!(%key, slot = pin.block.slot, ?damage, "a block on disk is damaged");
-        let (cause, event) = match damage {
-            Damage::OtherBytes { .. } => (RecentCause::Corrupt, StoreEventKind::Corrupt),
-            Damage::Unreadable => (RecentCause::Unreadable, StoreEventKind::Unreadable),
-        };
-        if cause == RecentCause::Corrupt {
+        tracing::warn!(%key, slot = pin.block.slot, ?event, ?sums, "a block on disk is damaged");
+        let is_corrupt = event == StoreEventKind::Corrupt;
+        if is_corrupt {
             count(&self.counters.missed_corrupt, 1);
         }
         let entry = self.gate.enter().await;
@@ -96,15 +91,15 @@ impl StoreCore {
         let is_dropped = room.remove_block(key, &pin.block);
         // A read-only tier writes nothing, and finds the damage again after the next opening. A block that
         // cannot be read is not removed for good: the device may be back after the next opening.
-        let is_for_good = is_dropped && cause == RecentCause::Corrupt;
+        let is_for_good = is_dropped && is_corrupt;
         let disk = self.disk.as_ref().filter(|disk| is_for_good && !disk.is_read_only);
         if let Some(disk) = disk {
             let _ = disk.catalog.append_removes(&[key]);
         }
         if is_dropped {
-            self.recent.insert(key, cause);
+            self.recent.insert(key, event);
             self.publish(event, Some(room.tier), room.group, Some(key));
-            if room.note_damage(pin, damage) {
+            if room.note_damage(pin, is_corrupt) {
                 let event = StoreEventKind::SlotQuarantined;
                 self.publish(event, Some(room.tier), room.group, Some(key));
             }
@@ -135,7 +130,7 @@ impl StoreCore {
         // A block that is put after the gate opens keeps its name.
         for key in removed {
             self.names.remove(key);
-            self.recent.insert(key, RecentCause::Removed);
+            self.recent.insert(key, StoreEventKind::Removed);
         }
         self.publish(StoreEventKind::Cleared, None, 0, None);
         drop(closed);

@@ -1,13 +1,13 @@
 //! The checked keys and blocks of a job.
 
 use smallvec::SmallVec;
-use terrane_storage::IoMemory;
+use terrane_storage::{IoBuffer, IoMemory};
 use terrane_transfer::{Endpoint, Hold, TransferError};
 
 use crate::KeyHash;
 use crate::error::StoreError;
 use crate::slab::SlabBuffers;
-use crate::store::blocks::{Blocks, BlocksKind, Spans};
+use crate::store::blocks::{Blocks, BlocksKind, EndpointBlocks, Spans};
 use crate::store::group::{EndpointFacts, GroupInfo, host_buffers};
 use crate::store::shared::StoreCore;
 
@@ -76,19 +76,10 @@ impl Keys {
 
 /// The checked source or destination of a job.
 pub(crate) struct Payload {
-    memory: PayloadMemory,
+    memory: BlocksKind,
+    /// The facts about the endpoint; `None` if the memory is spans.
+    facts: Option<EndpointFacts>,
     lengths: SmallVec<[u32; 4]>,
-}
-
-enum PayloadMemory {
-    Endpoint {
-        endpoint: Endpoint,
-        facts: EndpointFacts,
-        blocks: SmallVec<[u32; 4]>,
-        /// `None` for whole blocks.
-        tokens: Option<Vec<u32>>,
-    },
-    Spans(Spans),
 }
 
 /// Whether a job reads or writes the caller's memory.
@@ -109,12 +100,14 @@ impl Payload {
         if blocks.len() != keys {
             return Err(StoreError::Counts { keys, blocks: blocks.len() });
         }
-        let payload = match blocks.kind {
-            BlocksKind::Spans(spans) => Self::of_spans(spans)?,
-            BlocksKind::Endpoint { endpoint, blocks, tokens } => {
-                Self::of_endpoint(core, (group, info), (endpoint, blocks, tokens))?
+        let (facts, lengths) = match &blocks.kind {
+            BlocksKind::Spans(spans) => (None, lengths_of_spans(spans)?),
+            BlocksKind::Endpoint(blocks) => {
+                let facts = info.facts(&blocks.endpoint);
+                (Some(facts), lengths_in_endpoint(core, (group, info), blocks, &facts)?)
             }
         };
+        let payload = Self { memory: blocks.kind, facts, lengths };
         for (index, &length) in payload.lengths.iter().enumerate() {
             if length == 0 || u64::from(length) > info.block_bytes {
                 let (bytes, limit) = (length.into(), info.block_bytes);
@@ -127,70 +120,33 @@ impl Payload {
         Ok(payload)
     }
 
-    fn of_spans(spans: Spans) -> Result<Self, StoreError> {
-        let length = |index| {
-            let bytes: u64 = spans.block(index).iter().map(|span| span.length.get()).sum();
-            let limit = u32::MAX.into();
-            u32::try_from(bytes).map_err(|_| StoreError::BlockLength { index, bytes, limit })
-        };
-        let lengths = (0..spans.len()).map(length).collect::<Result<_, _>>()?;
-        Ok(Self { memory: PayloadMemory::Spans(spans), lengths })
-    }
-
-    fn of_endpoint(
-        core: &StoreCore,
-        (group, info): (u16, &GroupInfo),
-        (endpoint, blocks, tokens): (Endpoint, SmallVec<[u32; 4]>, Option<Vec<u32>>),
-    ) -> Result<Self, StoreError> {
-        let geometry = endpoint.layout().geometry();
-        let facts = info.facts(&endpoint);
-        if !info.fits(&facts) {
-            return Err(StoreError::OtherShape { group: group.into() });
-        }
-        if let Some(tokens) = tokens.as_ref().filter(|tokens| tokens.len() != blocks.len()) {
-            return Err(StoreError::Counts { keys: blocks.len(), blocks: tokens.len() });
-        }
-        let (num_blocks, whole) = (geometry.num_blocks(), u32::try_from(facts.block_bytes).ok());
-        let mut lengths = SmallVec::with_capacity(blocks.len());
-        for (index, &block) in blocks.iter().enumerate() {
-            let tokens = tokens.as_ref().and_then(|tokens| tokens.get(index)).copied();
-            let bytes = tokens.map_or(whole, |tokens| info.bytes_of(geometry, tokens));
-            let bytes = bytes.filter(|_| block < num_blocks);
-            let none = || StoreError::NoSuchBlock { block, tokens: tokens.unwrap_or(0) };
-            lengths.push(bytes.ok_or_else(none)?);
-        }
-        if !facts.is_host && core.host_tier(group).is_none() {
-            return Err(StoreError::NeedsHostTier { kind: endpoint.kind() });
-        }
-        Ok(Self { memory: PayloadMemory::Endpoint { endpoint, facts, blocks, tokens }, lengths })
-    }
-
     /// Refuses a destination that is named twice.
     fn check_distinct(&self) -> Result<(), StoreError> {
-        match &self.memory {
-            PayloadMemory::Endpoint { blocks, .. } if blocks.len() < 2 => Ok(()),
-            PayloadMemory::Endpoint { blocks, .. } => {
-                let mut order: Vec<usize> = (0..blocks.len()).collect();
-                order.sort_by_key(|&index| blocks.get(index));
-                twice(&order, |first, second| blocks.get(first) == blocks.get(second))
+        let mut ranges: Vec<(u64, u64, usize)> = match &self.memory {
+            BlocksKind::Endpoint(blocks) if blocks.ids.len() < 2 => return Ok(()),
+            BlocksKind::Endpoint(blocks) => {
+                let ids = blocks.ids.iter().map(|&id| u64::from(id)).enumerate();
+                ids.map(|(index, id)| (id, id + 1, index)).collect()
             }
-            PayloadMemory::Spans(spans) => {
+            BlocksKind::Spans(spans) => {
                 let of_block = |index| spans.block(index).iter().map(move |span| (index, span));
-                let mut all: Vec<_> = (0..spans.len()).flat_map(of_block).collect();
-                all.sort_by_key(|(_, span)| span.address.get());
-                let mut before: Option<(u64, usize)> = None;
-                for (index, span) in all {
+                let spans = (0..spans.len()).flat_map(of_block);
+                let range = |(index, span): (usize, &IoBuffer)| {
                     let begin = span.address.get();
-                    if let Some((end, first)) = before
-                        && begin < end
-                    {
-                        return Err(StoreError::DestinationNamedTwice { first, second: index });
-                    }
-                    before = Some((begin.saturating_add(span.length.get()), index));
-                }
-                Ok(())
+                    (begin, begin.saturating_add(span.length.get()), index)
+                };
+                spans.map(range).collect()
+            }
+        };
+        ranges.sort_by_key(|(begin, ..)| *begin);
+        for pair in ranges.windows(2) {
+            if let &[(_, end, first), (begin, _, second)] = pair
+                && begin < end
+            {
+                return Err(StoreError::DestinationNamedTwice { first, second });
             }
         }
+        Ok(())
     }
 
     /// Copies of device memory need a stated order, and those of host memory have none.
@@ -208,44 +164,43 @@ impl Payload {
     }
 
     /// Whether the host can address the memory.
-    pub(crate) const fn is_host(&self) -> bool {
+    pub(crate) fn is_host(&self) -> bool {
+        self.facts.is_none_or(|facts| facts.is_host)
+    }
+
+    /// The facts about the endpoint, unless the memory is spans.
+    pub(crate) const fn facts(&self) -> Option<&EndpointFacts> {
+        self.facts.as_ref()
+    }
+
+    const fn in_endpoint(&self) -> Option<&EndpointBlocks> {
         match &self.memory {
-            PayloadMemory::Endpoint { facts, .. } => facts.is_host,
-            PayloadMemory::Spans(_) => true,
+            BlocksKind::Endpoint(blocks) => Some(blocks),
+            BlocksKind::Spans(_) => None,
         }
     }
 
     /// The endpoint and the block, unless the memory is spans.
     pub(crate) fn endpoint(&self) -> Option<&Endpoint> {
-        match &self.memory {
-            PayloadMemory::Endpoint { endpoint, .. } => Some(endpoint),
-            PayloadMemory::Spans(_) => None,
-        }
+        self.in_endpoint().map(|blocks| &blocks.endpoint)
     }
 
     pub(crate) fn block(&self, index: usize) -> Option<u32> {
-        match &self.memory {
-            PayloadMemory::Endpoint { blocks, .. } => blocks.get(index).copied(),
-            PayloadMemory::Spans(_) => None,
-        }
+        self.blocks().get(index).copied()
     }
 
     /// The blocks of the endpoint; none if the memory is spans.
     pub(crate) fn blocks(&self) -> &[u32] {
-        match &self.memory {
-            PayloadMemory::Endpoint { blocks, .. } => blocks,
-            PayloadMemory::Spans(_) => &[],
-        }
+        self.in_endpoint().map_or(&[], |blocks| &blocks.ids)
     }
 
     /// The host memory of a block, in canonical order.
     pub(crate) fn buffers(&self, index: usize) -> SlabBuffers {
         match &self.memory {
-            PayloadMemory::Spans(spans) => SlabBuffers::from_slice(spans.block(index)),
-            PayloadMemory::Endpoint { endpoint, blocks, tokens, .. } => {
-                let tokens = tokens.as_ref().and_then(|tokens| tokens.get(index)).copied();
-                let block = blocks.get(index).copied().unwrap_or(0);
-                host_buffers(endpoint, block, (self.length(index), tokens))
+            BlocksKind::Spans(spans) => SlabBuffers::from_slice(spans.block(index)),
+            BlocksKind::Endpoint(blocks) => {
+                let block = blocks.ids.get(index).copied().unwrap_or(0);
+                host_buffers(&blocks.endpoint, block, (self.length(index), blocks.tokens(index)))
             }
         }
     }
@@ -253,8 +208,8 @@ impl Payload {
     /// The memory of the blocks, which an I/O queue may register; of an endpoint, its first range.
     pub(crate) fn io_memory(&self) -> Option<IoMemory> {
         match &self.memory {
-            PayloadMemory::Spans(spans) => spans.memory().cloned(),
-            PayloadMemory::Endpoint { endpoint, .. } => endpoint.io_memory().first().cloned(),
+            BlocksKind::Spans(spans) => spans.memory().cloned(),
+            BlocksKind::Endpoint(blocks) => blocks.endpoint.io_memory().first().cloned(),
         }
     }
 
@@ -264,10 +219,8 @@ impl Payload {
         indices: impl Iterator<Item = usize>,
         usage: PayloadUse,
     ) -> Result<Option<Hold>, TransferError> {
-        let PayloadMemory::Endpoint { endpoint, blocks, .. } = &self.memory else {
-            return Ok(None);
-        };
-        let held: Vec<u32> = indices.filter_map(|index| blocks.get(index).copied()).collect();
+        let Some(endpoint) = self.endpoint() else { return Ok(None) };
+        let held: Vec<u32> = indices.filter_map(|index| self.block(index)).collect();
         if held.is_empty() {
             return Ok(None);
         }
@@ -277,23 +230,42 @@ impl Payload {
         };
         hold.map(Some)
     }
-
-    /// The facts about the endpoint, unless the memory is spans.
-    pub(crate) const fn facts(&self) -> Option<&EndpointFacts> {
-        match &self.memory {
-            PayloadMemory::Endpoint { facts, .. } => Some(facts),
-            PayloadMemory::Spans(_) => None,
-        }
-    }
 }
 
-fn twice(order: &[usize], is_same: impl Fn(usize, usize) -> bool) -> Result<(), StoreError> {
-    for pair in order.windows(2) {
-        if let &[first, second] = pair
-            && is_same(first, second)
-        {
-            return Err(StoreError::DestinationNamedTwice { first, second });
-        }
+fn lengths_of_spans(spans: &Spans) -> Result<SmallVec<[u32; 4]>, StoreError> {
+    let length = |index| {
+        let bytes: u64 = spans.block(index).iter().map(|span| span.length.get()).sum();
+        let limit = u32::MAX.into();
+        u32::try_from(bytes).map_err(|_| StoreError::BlockLength { index, bytes, limit })
+    };
+    (0..spans.len()).map(length).collect()
+}
+
+fn lengths_in_endpoint(
+    core: &StoreCore,
+    (group, info): (u16, &GroupInfo),
+    blocks: &EndpointBlocks,
+    facts: &EndpointFacts,
+) -> Result<SmallVec<[u32; 4]>, StoreError> {
+    let EndpointBlocks { endpoint, ids, tokens } = blocks;
+    let geometry = endpoint.layout().geometry();
+    if !info.fits(facts) {
+        return Err(StoreError::OtherShape { group: group.into() });
     }
-    Ok(())
+    if let Some(tokens) = tokens.as_ref().filter(|tokens| tokens.len() != ids.len()) {
+        return Err(StoreError::Counts { keys: ids.len(), blocks: tokens.len() });
+    }
+    let (num_blocks, whole) = (geometry.num_blocks(), u32::try_from(facts.block_bytes).ok());
+    let mut lengths = SmallVec::with_capacity(ids.len());
+    for (index, &block) in ids.iter().enumerate() {
+        let tokens = blocks.tokens(index);
+        let bytes = tokens.map_or(whole, |tokens| info.bytes_of(geometry, tokens));
+        let bytes = bytes.filter(|_| block < num_blocks);
+        let none = || StoreError::NoSuchBlock { block, tokens: tokens.unwrap_or(0) };
+        lengths.push(bytes.ok_or_else(none)?);
+    }
+    if !facts.is_host && core.host_tier(group).is_none() {
+        return Err(StoreError::NeedsHostTier { kind: endpoint.kind() });
+    }
+    Ok(lengths)
 }

@@ -51,6 +51,13 @@ impl BlockResult {
     }
 }
 
+/// Sets the result of a block of a job.
+pub(crate) fn set(results: &mut [BlockResult], index: usize, result: BlockResult) {
+    if let Some(slot) = results.get_mut(index) {
+        *slot = result;
+    }
+}
+
 impl fmt::Display for BlockResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

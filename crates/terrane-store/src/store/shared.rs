@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use slab::Slab;
 use terrane_core::OwnerProcess;
-use terrane_core::sync::{lock, unpoisoned};
+use terrane_core::metrics::ShardedCounters;
+use terrane_core::sync::{lock, wait_until};
 use terrane_transfer::TransferManager;
 
 use crate::KeyHash;
 use crate::error::StoreError;
 use crate::key::KeyHasher;
-use crate::slab::{JobId, Priority, SlabHealth};
+use crate::slab::{JobId, SlabFailure};
 use crate::store::builder::WritePolicy;
 use crate::store::claims::Claims;
 use crate::store::control::JobControl;
@@ -23,10 +24,10 @@ use crate::store::executor::Executor;
 use crate::store::gate::Gate;
 use crate::store::group::GroupInfo;
 use crate::store::job::Drained;
-use crate::store::key_order::KeyOrder;
 use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
 use crate::store::room::{Room, RoomOwner};
+use crate::store::sharded::Sharded;
 use crate::store::task::is_ending_job;
 use crate::store::tier::{DiskParts, Tier};
 
@@ -48,11 +49,15 @@ pub(crate) struct StoreCore {
     pub(crate) policy: WritePolicy,
     pub(crate) close_within: Duration,
     pub(crate) claims: Arc<Claims>,
-    pub(crate) order: KeyOrder,
+    /// Excludes other changes of a key: the index first, then the record, and no other thread between.
+    /// A query takes no such lock.
+    pub(crate) order: Sharded<()>,
     pub(crate) gate: Gate,
     pub(crate) executor: Executor,
     pub(crate) maintenance: Maintenance,
     pub(crate) counters: StoreCounters,
+    /// A histogram of nanoseconds. Its count is that of the jobs that ended.
+    pub(crate) job_times: ShardedCounters,
     pub(crate) names: KeyNames,
     pub(crate) subscribers: Subscribers,
     pub(crate) recent: Recent,
@@ -90,14 +95,7 @@ struct RunningJobs {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JobPlace {
     index: usize,
-    origin: JobOrigin,
-}
-
-impl JobPlace {
-    /// Whether a caller submitted the job.
-    pub(crate) fn is_of_caller(self) -> bool {
-        self.origin == JobOrigin::Caller
-    }
+    pub(crate) origin: JobOrigin,
 }
 
 /// The origin of a job.
@@ -150,25 +148,19 @@ impl JobTable {
     }
 
     /// Waits until no job runs, or until the deadline. Returns the number of jobs that still run.
-    fn wait(&self, deadline: Option<Instant>, with_internal: bool) -> usize {
+    pub(crate) fn wait(&self, deadline: Option<Instant>, with_internal: bool) -> usize {
         let mut state = lock(&self.state);
         state.waiting += 1;
         loop {
             let internal = if with_internal { 0 } else { state.internal };
             let left = state.running.len() - internal;
-            if left == 0 {
-                state.waiting -= 1;
-                return 0;
-            }
-            state = match deadline {
-                None => unpoisoned(self.ended.wait(state)),
-                Some(deadline) => {
-                    let time = deadline.saturating_duration_since(Instant::now());
-                    if time.is_zero() {
-                        state.waiting -= 1;
-                        return left;
-                    }
-                    unpoisoned(self.ended.wait_timeout(state, time)).0
+            let waited =
+                if left > 0 { wait_until(&self.ended, state, deadline) } else { Err(state) };
+            state = match waited {
+                Ok(state) => state,
+                Err(mut state) => {
+                    state.waiting -= 1;
+                    return left;
                 }
             };
         }
@@ -209,6 +201,11 @@ impl StoreCore {
         found.ok_or_else(|| StoreError::NoSuchGroup { group, groups })
     }
 
+    pub(crate) fn tier(&self, tier: TierId) -> Result<&Tier, StoreError> {
+        let tiers = self.tiers.len();
+        self.tiers.get(tier.index()).ok_or(StoreError::NoSuchTier { tier, tiers })
+    }
+
     /// The manager, unless the caller gave it.
     pub(crate) fn own_manager(&self) -> Option<&TransferManager> {
         self.manager.as_ref().filter(|_| !self.is_given_manager)
@@ -222,18 +219,6 @@ impl StoreCore {
     /// The tier below.
     pub(crate) fn below(&self, tier: TierId) -> Option<&Tier> {
         self.tiers.get(tier.index() + 1)
-    }
-
-    /// The controls of a new job with so many keys.
-    pub(crate) fn control(
-        &self,
-        keys: usize,
-        deadline: Option<Instant>,
-        priority: Priority,
-    ) -> Arc<JobControl> {
-        let slabs = self.disk.as_ref().map(|disk| &disk.slabs);
-        let job = (self.jobs.next_id(), keys);
-        Arc::new(JobControl::new(job, deadline, priority, &self.executor, slabs))
     }
 
     pub(crate) fn key_name(&self, key: KeyHash) -> KeyName {
@@ -286,12 +271,9 @@ impl StoreCore {
         if disk.is_read_only {
             return Some(Arc::new(StoreError::ReadOnly));
         }
-        match disk.slabs.health() {
-            SlabHealth::Good => {
-                let error = disk.catalog.read_only()?;
-                Some(Arc::new(StoreError::from(error)))
-            }
-            SlabHealth::ReadOnly(error) | SlabHealth::Off(error) => Some(error),
+        match disk.slabs.refusal() {
+            Some(SlabFailure::ReadOnly(error) | SlabFailure::Refused(error)) => Some(error),
+            _ => disk.catalog.read_only().map(|error| Arc::new(error.into())),
         }
     }
 
@@ -304,11 +286,6 @@ impl StoreCore {
             self.publish(StoreEventKind::TierReadOnly, tier, 0, None);
             tracing::warn!(%reason, "the disk tier is read-only from now on");
         }
-    }
-
-    pub(crate) fn drain(&self, deadline: Instant) -> Drained {
-        let left = if self.owner.is_current() { self.jobs.wait(Some(deadline), false) } else { 0 };
-        Drained { left, unwritten: 0 }
     }
 
     /// Ends all jobs and threads.

@@ -1,9 +1,7 @@
 //! Numbers about a store.
 
-use std::fmt;
-
 use terrane_core::ByteCount;
-use terrane_core::metrics::{HistogramSnapshot, OpenMetrics};
+use terrane_core::metrics::HistogramSnapshot;
 
 use terrane_transfer::TransferSnapshot;
 
@@ -125,26 +123,4 @@ pub struct GroupSnapshot {
     pub pinned: usize,
     /// The blocks that no slower tier has.
     pub dirty: usize,
-}
-
-impl StoreSnapshot {
-    /// Writes the numbers as OpenMetrics text.
-    ///
-    /// # Errors
-    ///
-    /// Returns the error of `out`.
-    pub fn write_openmetrics(&self, out: &mut impl fmt::Write) -> fmt::Result {
-        let mut metrics = OpenMetrics::new(out);
-        self.write_families(&mut metrics)?;
-        metrics.finish()
-    }
-
-    /// Writes the numbers without the end mark, for a text that has those of other parts too.
-    ///
-    /// # Errors
-    ///
-    /// Returns the error of the writer.
-    pub fn write_families(&self, out: &mut OpenMetrics<'_, impl fmt::Write>) -> fmt::Result {
-        crate::store::openmetrics::write(self, out)
-    }
 }

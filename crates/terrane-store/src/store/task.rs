@@ -122,7 +122,7 @@ impl JobTask {
         blocks: impl ExactSizeIterator<Item = DiskBlock>,
     ) -> Arc<Arrivals> {
         let arrivals = Arc::new(Arrivals::new(blocks.len(), keeps));
-        let (job, deadline) = (self.control.id(), self.control.deadline());
+        let (job, deadline) = (self.control.id, self.control.deadline);
         let priority = self.control.priority();
         let request = |(index, block): (usize, DiskBlock)| SlabRequest {
             job,
@@ -169,31 +169,37 @@ pub(crate) struct EndParts {
     _live: LiveTask,
 }
 
-/// Begins a job of a caller. The guard is taken only if it begins.
-pub(crate) fn begin(
-    core: &Arc<StoreCore>,
-    options: JobOptions,
-    keys: usize,
-) -> Result<(Job, JobTask, JobEnd), StoreError> {
-    begin_from(core, JobOrigin::Caller, options, keys)
-}
-
 /// Begins a job of the store itself. `None` if the store closes.
 pub(crate) fn begin_internal(
     core: &Arc<StoreCore>,
     group: u16,
     priority: Priority,
-) -> Option<(Job, JobTask, JobEnd)> {
+) -> Option<Begun> {
     let options = JobOptions { group, priority, ..JobOptions::new() };
-    begin_from(core, JobOrigin::Store, options, 0).ok()
+    begin(core, JobOrigin::Store, options, 0).ok()
 }
 
-fn begin_from(
+/// A job that has begun, and its parts for the task that does its work.
+pub(crate) type Begun = (Job, JobTask, JobEnd);
+
+/// Starts the task of a job without a guard.
+pub(crate) fn start<F>((job, task, end): Begun, work: impl FnOnce(JobTask) -> F) -> Job
+where
+    F: Future<Output = Vec<BlockResult>> + Send + 'static,
+{
+    let executor = task.core.executor.clone();
+    let work = work(task);
+    executor.spawn(async move { end.finish(work.await) });
+    job
+}
+
+/// Begins a job. The guard of a caller is taken only if it begins.
+pub(crate) fn begin(
     core: &Arc<StoreCore>,
     origin: JobOrigin,
     options: JobOptions,
     keys: usize,
-) -> Result<(Job, JobTask, JobEnd), StoreError> {
+) -> Result<Begun, StoreError> {
     let parts = begin_without_task(core, origin, &options, keys)?;
     let control = Arc::clone(&parts.control);
     let guard = GuardCell::default();
@@ -221,7 +227,10 @@ pub(crate) fn begin_without_task(
         Some((queue, tag)) => Some((queue.reserve()?, *tag)),
         None => None,
     };
-    let control = core.control(keys, options.deadline, options.priority);
+    let slabs = core.disk.as_ref().map(|disk| &disk.slabs);
+    let job = (core.jobs.next_id(), keys);
+    let (deadline, priority) = (options.deadline, options.priority);
+    let control = Arc::new(JobControl::new(job, deadline, priority, &core.executor, slabs));
     // Before the job is in the table: a close that sees the job finds the thread there, too.
     let live = core.executor.enter();
     let in_table = core.jobs.begin(&control, origin)?;
@@ -256,10 +265,10 @@ impl EndParts {
             }
         }
         let is_ok = results.iter().all(BlockResult::is_ok);
-        let (id, bytes) = (self.control.id(), ByteCount::new(bytes));
+        let (id, bytes) = (self.control.id, ByteCount::new(bytes));
         let mut outcome = JobOutcome { id, tag: 0, results, bytes, took, is_ok };
-        if self.in_table.is_of_caller() {
-            counters.job_times.update(|shard| shard.record(0, nanoseconds(took)));
+        if self.in_table.origin == JobOrigin::Caller {
+            self.core.job_times.update(|shard| shard.record(0, nanoseconds(took)));
         }
         self.core.report_health();
         if let Some((place, tag)) = self.place.take() {
@@ -307,7 +316,7 @@ mod tests {
         let group = BlockGroup::new("kv", 4096);
         let (store, _) = Store::builder().group(group).host(ByteCount::kib(64)).open().unwrap();
         let core = store.core();
-        let (job, task, end) = begin(core, JobOptions::new(), 2).unwrap();
+        let (job, task, end) = begin(core, JobOrigin::Caller, JobOptions::new(), 2).unwrap();
         let has_dropped = Arc::new(AtomicBool::new(false));
         task.guard.set(SetsOnDrop(Arc::clone(&has_dropped)));
         let slots = core.tiers[0].room(0).unwrap().try_take(3).unwrap();

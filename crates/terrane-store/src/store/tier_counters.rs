@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use terrane_core::metrics::{HISTOGRAM_CELLS, HistogramSnapshot, ShardedCounters};
+use terrane_core::metrics::{HISTOGRAM_CELLS, ShardedCounters};
 
+use crate::slab::SlabFailure;
 use crate::store::result::BlockResult;
 use crate::store::snapshot::TierSnapshot;
 
@@ -45,7 +46,7 @@ impl TierCounters {
     pub(crate) fn copied(&self, result: &Result<(), BlockResult>, bytes: u32, took: Duration) {
         match result {
             Ok(()) => self.got(bytes, took),
-            Err(BlockResult::Failed(_)) => self.read_failed(),
+            Err(BlockResult::Failed(_)) => self.counters.add(READ_FAILURES, 1),
             Err(_) => {}
         }
     }
@@ -71,13 +72,13 @@ impl TierCounters {
     }
 
     /// A block could not be read, or had other bytes.
-    pub(crate) fn read_failed(&self) {
-        self.counters.add(READ_FAILURES, 1);
+    pub(crate) fn read_failed(&self, failure: &SlabFailure) {
+        self.counters.add(READ_FAILURES, failure.is_of_device().into());
     }
 
     /// A block could not be written.
-    pub(crate) fn write_failed(&self) {
-        self.counters.add(WRITE_FAILURES, 1);
+    pub(crate) fn write_failed(&self, failure: &SlabFailure) {
+        self.counters.add(WRITE_FAILURES, failure.is_of_device().into());
     }
 
     /// Adds the counts to a snapshot.
@@ -90,9 +91,8 @@ impl TierCounters {
         snapshot.written_bytes = get(WRITTEN_BYTES);
         snapshot.read_failures = get(READ_FAILURES);
         snapshot.write_failures = get(WRITE_FAILURES);
-        let histogram = |first| -> HistogramSnapshot { self.counters.histogram(first) };
-        snapshot.get_times = histogram(GET_TIMES);
-        snapshot.put_times = histogram(PUT_TIMES);
+        snapshot.get_times = self.counters.histogram(GET_TIMES);
+        snapshot.put_times = self.counters.histogram(PUT_TIMES);
     }
 }
 

@@ -40,10 +40,6 @@ pub(crate) struct BlockCopies<K> {
 pub(crate) struct CopyList<K>(SmallVec<[BlockCopies<K>; 1]>);
 
 impl<K> CopyList<K> {
-    pub(crate) fn new() -> Self {
-        Self(SmallVec::new())
-    }
-
     /// Adds a block of a tier.
     pub(crate) fn add(&mut self, tier: TierId, copy: BlockCopy<K>) {
         let BlockCopy { index, from, to, tokens, keeps } = copy;
@@ -76,6 +72,12 @@ impl<K> CopyList<K> {
     }
 }
 
+impl<K> Default for CopyList<K> {
+    fn default() -> Self {
+        Self(SmallVec::new())
+    }
+}
+
 impl<K> IntoIterator for CopyList<K> {
     type Item = BlockCopies<K>;
     type IntoIter = smallvec::IntoIter<[BlockCopies<K>; 1]>;
@@ -89,13 +91,12 @@ impl<K> IntoIterator for CopyList<K> {
 pub(crate) struct StartedCopy<K> {
     /// The tier of the blocks.
     pub(crate) tier: TierId,
-    indices: SmallVec<[usize; 1]>,
+    pub(crate) indices: SmallVec<[usize; 1]>,
     state: CopyState<K>,
 }
 
 enum CopyState<K> {
-    Done,
-    Refused(BlockResult),
+    Ended(Result<(), BlockResult>),
     /// Its end releases what the blocks keep, once it is awaited.
     Running(CopyEnd<K>),
     /// A task awaits its end.
@@ -114,14 +115,14 @@ impl JobTask {
     ) -> StartedCopy<K> {
         let BlockCopies { tier, tokens, indices, from: sources, to: destinations, keeps } = copies;
         let blocks = (&sources[..], &destinations[..]);
-        let options = (tokens, self.control.deadline(), self.device_order.as_ref());
+        let options = (tokens, self.control.deadline, self.device_order.as_ref());
         let mut transfer = transfer((from, to), blocks, options);
         if self.layer_by_layer {
             transfer = transfer.layer_by_layer();
         }
         let Some(manager) = &self.core.manager else {
             let result = BlockResult::failed(StoreError::NeedsHostTier { kind: from.kind() });
-            return StartedCopy { tier, indices, state: CopyState::Refused(result) };
+            return StartedCopy { tier, indices, state: CopyState::Ended(Err(result)) };
         };
         let state = match manager.submit(transfer, (keeps, Arc::clone(&self.guard))) {
             Ok(completion) => {
@@ -131,7 +132,7 @@ impl JobTask {
                 }
                 CopyState::Running(completion.into_future())
             }
-            Err(rejected) => CopyState::Refused(failed(rejected.cause)),
+            Err(rejected) => CopyState::Ended(Err(failed(rejected.cause))),
         };
         StartedCopy { tier, indices, state }
     }
@@ -160,8 +161,8 @@ pub(crate) fn transfer(
 
 impl<K> StartedCopy<K> {
     /// A copy that has ended.
-    pub(crate) fn done(tier: TierId, index: usize) -> Self {
-        Self { tier, indices: smallvec![index], state: CopyState::Done }
+    pub(crate) fn ended(tier: TierId, index: usize, result: Result<(), BlockResult>) -> Self {
+        Self { tier, indices: smallvec![index], state: CopyState::Ended(result) }
     }
 
     /// Lets a task of its own await the end, so that what the blocks keep is released at once: this
@@ -182,16 +183,10 @@ impl<K> StartedCopy<K> {
         self
     }
 
-    /// The blocks' places in the job.
-    pub(crate) fn indices(&self) -> &[usize] {
-        &self.indices
-    }
-
     /// Waits for the end. It is called once.
     pub(crate) async fn end(&mut self) -> Result<(), BlockResult> {
         match &mut self.state {
-            CopyState::Done => Ok(()),
-            CopyState::Refused(result) => Err(result.clone()),
+            CopyState::Ended(result) => result.clone(),
             CopyState::Running(copy) => copy.await.result.map(|_| ()).map_err(failed),
             CopyState::Watched(watched) => watched.receive().await,
         }

@@ -11,6 +11,7 @@ use terrane_core::sync::lock;
 
 use crate::disk::CatalogError;
 use crate::error::StoreError;
+use crate::store::Store;
 use crate::store::maintenance::Step;
 use crate::store::room::Room;
 use crate::store::shared::StoreCore;
@@ -21,6 +22,23 @@ const SMALL_JOURNAL: u64 = 8 << 20;
 
 /// The bytes of a record of a block in a checkpoint, without the rest of a long key.
 const RECORD_BYTES: u64 = 128;
+
+impl Store {
+    /// Writes the snapshot as OpenMetrics text to `path` at each interval, and replaces the file with
+    /// each. It stops when the store closes.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Export`] if the first file cannot be written, [`StoreError::Closed`] and
+    /// [`StoreError::Forked`].
+    pub fn export_metrics(&self, path: &Path, interval: Duration) -> Result<(), StoreError> {
+        let core = self.core();
+        core.check()?;
+        core.write_metrics(path)?;
+        core.maintenance.export(path, interval);
+        Ok(())
+    }
+}
 
 impl StoreCore {
     /// Starts the sync thread.
@@ -125,13 +143,6 @@ impl StoreCore {
             drop(order);
             self.recorded();
         }
-        Ok(())
-    }
-
-    pub(crate) fn export_metrics(&self, path: &Path, interval: Duration) -> Result<(), StoreError> {
-        self.check()?;
-        self.write_metrics(path)?;
-        self.maintenance.export(path, interval);
         Ok(())
     }
 

@@ -5,12 +5,13 @@ use std::time::Instant;
 
 use crate::KeyHash;
 use crate::slab::Priority;
+use crate::store::maintenance::Request;
 use crate::store::presence::TierId;
 use crate::store::request::Keys;
 use crate::store::result::BlockResult;
 use crate::store::room::{PinnedSlot, Room};
 use crate::store::shared::StoreCore;
-use crate::store::task::{JobTask, begin_internal};
+use crate::store::task::{JobTask, begin_internal, start};
 use crate::store::write_down::{MOST_AT_ONCE, WriteDown};
 
 /// The fewest blocks that are written back, if there are so many.
@@ -51,12 +52,9 @@ pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Opt
     }
 }
 
-async fn sync_disk(task: &JobTask) -> Result<(), BlockResult> {
-    match task.control.until(task.core.maintenance.sync()).await {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(BlockResult::Failed(error)),
-        Err(stopped) => Err(stopped.into()),
-    }
+pub(crate) async fn sync_disk(task: &JobTask) -> Result<(), BlockResult> {
+    let synced = task.control.until(task.core.maintenance.request(Request::Sync)).await;
+    synced?.map_err(BlockResult::Failed)
 }
 
 /// Writes all dirty blocks to the slowest tier, and syncs it.
@@ -133,10 +131,10 @@ impl StoreCore {
     /// Writes one block to the tier below, as it was used often enough.
     pub(crate) fn write_used(self: &Arc<Self>, tier: TierId, key: KeyHash, pin: PinnedSlot) {
         let group = pin.room.group;
-        let Some((_job, task, end)) = begin_internal(self, group, Priority::Low) else { return };
-        self.executor.spawn(async move {
-            let results = WriteDown::internal(&task, tier).blocks(vec![(key, pin)]).await;
-            end.finish(results);
+        let Some(begun) = begin_internal(self, group, Priority::Low) else { return };
+        let blocks = vec![(key, pin)];
+        let _job = start(begun, move |task| async move {
+            WriteDown::internal(&task, tier).blocks(blocks).await
         });
     }
 
@@ -151,11 +149,8 @@ impl StoreCore {
         if self.disk.is_none() {
             return;
         }
-        let Some((job, task, end)) = begin_internal(self, 0, Priority::Normal) else { return };
-        self.executor.spawn(async move {
-            let result = sync(&task).await;
-            end.finish(vec![result]);
-        });
+        let Some(begun) = begin_internal(self, 0, Priority::Normal) else { return };
+        let job = start(begun, |task| async move { vec![sync(&task).await] });
         if let Err(job) = job.wait_until(deadline) {
             job.cancel();
         }

@@ -2,19 +2,16 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
 use crate::KeyHash;
 use crate::error::StoreError;
 use crate::slab::SlabDirection;
 use crate::store::claims::{ClaimKind, HeldClaim};
 use crate::store::commit::{Place, WrittenBlock, not_written};
 use crate::store::presence::TierId;
-use crate::store::result::BlockResult;
+use crate::store::result::{BlockResult, set};
 use crate::store::room::{PinnedSlot, TakenSlots};
 use crate::store::task::{DiskBlock, JobTask};
 use crate::store::tier::Tier;
-use crate::store::transfers::{BlockCopy, CopyList};
 
 /// The most blocks that are written together.
 pub(crate) const MOST_AT_ONCE: usize = 64;
@@ -113,7 +110,7 @@ impl<'a> WriteDown<'a> {
             for (dirty, claim) in others {
                 match self.task.control.until(claim.wait()).await {
                     Ok(()) => pending.push(dirty),
-                    Err(stopped) => set(&mut results, dirty.index, stopped.into()),
+                    Err(stopped) => set(&mut results, dirty.index, stopped),
                 }
             }
         }
@@ -133,14 +130,13 @@ impl<'a> WriteDown<'a> {
             return self.give_up(own, &BlockResult::Failed(error), results);
         }
         let taken = match room.take(own.len(), &self.task.control).await {
-            Ok(Ok(taken)) => taken,
-            Ok(Err(no_room)) => return self.give_up(own, &BlockResult::NoRoom(no_room), results),
-            Err(stopped) => return self.give_up(own, &stopped.into(), results),
+            Ok(taken) => taken,
+            Err(result) => return self.give_up(own, &result, results),
         };
         if below.is_disk() {
             self.write_to_disk(from, below, (taken, own), results).await;
         } else {
-            self.write_to_memory(from, below, (taken, own), results).await;
+            self.write_to_memory(below, (taken, own), results).await;
         }
     }
 
@@ -183,9 +179,7 @@ impl<'a> WriteDown<'a> {
                         self.commit(own, done.checksum, place, results).await;
                     }
                     Err(failure) => {
-                        if failure.is_of_device() {
-                            below.counters.write_failed();
-                        }
+                        below.counters.write_failed(&failure);
                         self.give_up(vec![own], &not_written(failure), results);
                     }
                 }
@@ -195,52 +189,20 @@ impl<'a> WriteDown<'a> {
 
     async fn write_to_memory(
         &self,
-        from: &Tier,
         below: &Tier,
         (mut taken, own): (TakenSlots, Vec<OwnBlock>),
         results: &mut [BlockResult],
     ) {
-        let (task, core) = (self.task, &self.task.core);
         let group = own.first().map_or(0, |own| own.dirty.pin.room.group);
-        let (Some(source), Some(memory), Ok(info)) =
-            (from.blocks(group), below.blocks(group), core.group(group))
-        else {
+        let Some(memory) = below.blocks(group) else {
             return self.give_up(own, &BlockResult::failed(StoreError::Closed), results);
         };
         let mut copied: Vec<Result<(), BlockResult>> = own.iter().map(|_| Ok(())).collect();
-        let mut copies = CopyList::new();
-        for (at, own) in own.iter().enumerate() {
-            let block = own.dirty.pin.block;
-            let Some(to) = taken.slot(at) else { continue };
-            match info.transfer_tokens((&source.facts, &memory.facts), block.length) {
-                Some(tokens) => {
-                    let keeps = (Arc::clone(&own.dirty.pin), taken.share());
-                    let copy = BlockCopy { index: at, from: block.slot, to, tokens, keeps };
-                    copies.add(from.id, copy);
-                }
-                None if source.facts.is_host && memory.facts.is_host => {
-                    let bytes = source.buffers(info, block.slot, block.length);
-                    // SAFETY: the pin keeps the source, and the other slot is this job's alone.
-                    #[expect(unsafe_code, reason = "the memory is named by addresses")]
-                    let result = unsafe { memory.copy_in(info, (to, block.length), &bytes) };
-                    if let (Err(result), Some(slot)) = (result, copied.get_mut(at)) {
-                        *slot = Err(result);
-                    }
-                }
-                None => {
-                    if let Some(slot) = copied.get_mut(at) {
-                        let error = StoreError::OtherShape { group: group.into() };
-                        *slot = Err(BlockResult::failed(error));
-                    }
-                }
-            }
-        }
-        let ends = (&source.endpoint, &memory.endpoint);
-        let mut started: SmallVec<[_; 1]> =
-            copies.into_iter().map(|each| task.start_copy(ends, each)).collect();
-        for copy in &mut started {
+        let slots = own.iter().enumerate();
+        let moves = slots.filter_map(|(at, own)| Some((at, &own.dirty.pin, taken.slot(at)?)));
+        for copy in &mut self.task.start_moves(group, (memory, &taken), moves) {
             let result = copy.end().await;
-            for &at in copy.indices() {
+            for &at in &copy.indices {
                 if let Some(slot) = copied.get_mut(at) {
                     *slot = result.clone();
                 }
@@ -269,18 +231,8 @@ impl<'a> WriteDown<'a> {
         let OwnBlock { dirty: DirtyBlock { index, key, pin }, claim } = own;
         let is_last = core.below(place.tier).is_none();
         let name = core.names.get(key);
-        let block = WrittenBlock {
-            group: pin.room.group,
-            key,
-            name: name.as_deref().unwrap_or_default(),
-            length: pin.block.length,
-            checksum,
-            claim: &claim,
-            epoch: None,
-            copy_of: Some(&pin),
-            is_dirty: !is_last,
-            put_at: None,
-        };
+        let name = (key, name.as_deref().unwrap_or_default());
+        let block = WrittenBlock::copy(&pin, name, &claim, (checksum, !is_last));
         match core.commit(&block, &mut [place]).await {
             Ok(_) => {
                 set(results, index, BlockResult::Done { bytes: pin.block.length });
@@ -308,11 +260,5 @@ impl<'a> WriteDown<'a> {
             }
             set(results, index, result.clone());
         }
-    }
-}
-
-fn set(results: &mut [BlockResult], index: usize, result: BlockResult) {
-    if let Some(slot) = results.get_mut(index) {
-        *slot = result;
     }
 }

@@ -1,7 +1,6 @@
 //! Memory that queues may register.
 
 use std::any::Any;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -97,7 +96,7 @@ impl IoMemory {
         }
         let buffers = lock(&self.0.buffers);
         let lengths = buffers.iter().filter(|buffer| buffer.is_in_force());
-        ByteCount::new(lengths.map(|buffer| to_u64(buffer.length())).sum())
+        ByteCount::new(lengths.map(|buffer| to_u64(buffer.length)).sum())
     }
 
     pub(super) fn is_of_this_process(&self) -> bool {
@@ -133,11 +132,7 @@ impl IoMemory {
     }
 }
 
-impl fmt::Debug for IoMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IoMemory").field("length", &self.0.length).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(IoMemory, |it| length: it.0.length);
 
 /// A reference that does not keep buffers registered.
 pub(super) struct WeakMemory(Weak<MemoryInner>);

@@ -139,7 +139,7 @@ impl Registrar {
         ranges: impl ExactSizeIterator<Item = (usize, usize)>,
     ) -> Option<u16> {
         let table = self.registration.table.as_ref()?;
-        if (ranges.len() > 1 && !table.has_vectored())
+        if (ranges.len() > 1 && !table.has_vectored)
             || !(memory.is_of_this_process() && table.is_of_this_process())
         {
             return None;
@@ -215,7 +215,7 @@ impl IoRegistration {
         }
         match table.register((memory.begin() + begin, length)) {
             Ok(buffer) => {
-                let index = buffer.index();
+                let index = buffer.index;
                 memory.keep(buffer);
                 let mut outcome = lock(&self.outcome);
                 // An earlier refusal was about other memory, unless it was about the limit.

@@ -23,7 +23,7 @@ pub(super) struct BufferTable {
     /// pins pages.
     is_open: AtomicBool,
     /// Whether the kernel has requests with several ranges of one registered buffer (Linux 6.15).
-    has_vectored: bool,
+    pub(super) has_vectored: bool,
 }
 
 struct TableState {
@@ -58,10 +58,6 @@ impl BufferTable {
             is_open: AtomicBool::new(true),
             has_vectored,
         }))
-    }
-
-    pub(super) const fn has_vectored(&self) -> bool {
-        self.has_vectored
     }
 
     /// Whether this process has created the ring.
@@ -108,19 +104,11 @@ impl BufferTable {
 /// A buffer that is registered with a ring until it drops, or until the ring closes.
 pub(super) struct RegisteredBuffer {
     table: Arc<BufferTable>,
-    index: u16,
-    length: usize,
+    pub(super) index: u16,
+    pub(super) length: usize,
 }
 
 impl RegisteredBuffer {
-    pub(super) const fn index(&self) -> u16 {
-        self.index
-    }
-
-    pub(super) const fn length(&self) -> usize {
-        self.length
-    }
-
     pub(super) fn is_in_force(&self) -> bool {
         self.table.is_open.load(Ordering::Relaxed)
     }

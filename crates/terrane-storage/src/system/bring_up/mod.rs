@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
-use terrane_core::sync::{lock, unpoisoned};
+use terrane_core::sync::{lock, wait_until};
 
 use super::progress::{Progress, ProgressEntry};
 use crate::error::StorageError;
@@ -122,16 +122,10 @@ impl<E> BringUp<E> {
             if let Some(answer) = self.0.answer(&ending, bytes) {
                 return answer.map(|()| true);
             }
-            ending = match deadline {
-                None => unpoisoned(self.0.changed.wait(ending)),
-                Some(deadline) => {
-                    let remaining = deadline.saturating_duration_since(Instant::now());
-                    if remaining.is_zero() {
-                        return Ok(false);
-                    }
-                    unpoisoned(self.0.changed.wait_timeout(ending, remaining)).0
-                }
+            let Ok(changed) = wait_until(&self.0.changed, ending, deadline) else {
+                return Ok(false);
             };
+            ending = changed;
         }
     }
 
@@ -262,6 +256,7 @@ impl<E> State<E> {
 }
 
 /// The bring-up ended before all bytes were usable.
+#[derive(Debug)]
 pub struct BringUpEnded<E = StorageError> {
     /// The bytes that are usable, and stay usable.
     pub usable: ByteCount,
@@ -279,16 +274,6 @@ impl<E> fmt::Display for BringUpEnded<E> {
             f,
             "the preparation of {of} {how} after {usable}; use those, or drop the memory and try again"
         )
-    }
-}
-
-impl<E: fmt::Debug> fmt::Debug for BringUpEnded<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BringUpEnded")
-            .field("usable", &self.usable)
-            .field("of", &self.of)
-            .field("cause", &self.cause)
-            .finish()
     }
 }
 

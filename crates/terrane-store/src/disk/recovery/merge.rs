@@ -1,17 +1,14 @@
 //! One block for each key and for each slot.
 
-use std::sync::Mutex;
-
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
-use terrane_core::convert::{to_u64, to_usize};
-use terrane_core::sync::lock;
+use terrane_core::convert::to_usize;
 
-use super::scan::{Scanned, in_parallel};
+use super::scan::Scanned;
 use super::slots::Slots;
-use crate::disk::error::CatalogError;
 use crate::disk::live::LiveRecord;
 use crate::key::KeyHash;
+use crate::parallel::fold;
 
 /// All findings for the keys of one part.
 #[derive(Debug, Default)]
@@ -30,30 +27,20 @@ pub(crate) struct Merged {
 
 /// Takes the latest record of each key, unless it was removed later, its slot has another block, or
 /// the record is older than `first_kept`.
-pub(crate) fn merge(
-    found: Vec<Scanned>,
-    slots: &Slots,
-    first_kept: u64,
-) -> Result<Merged, CatalogError> {
-    let threads = found.len();
-    let parts = Mutex::new(gather(found));
-    let work = |_| {
-        let mut merged = Merged::default();
-        loop {
-            // The guard ends with the statement, before the part is merged.
-            let next = lock(&parts).pop();
-            let Some(part) = next else { return Ok(merged) };
-            let (live, dropped) = merge_part(part, slots, first_kept);
-            merged.parts.extend(live);
-            merged.dropped += dropped;
-        }
-    };
+pub(crate) fn merge(found: Vec<Scanned>, slots: &Slots, first_kept: u64) -> Merged {
+    let threads = (found.len(), "terrane-recovery");
+    let parts = gather(found).into_iter();
+    let merged = fold(threads, parts, Merged::default, |merged, part| {
+        let (live, dropped) = merge_part(part, slots, first_kept);
+        merged.parts.extend(live);
+        merged.dropped += dropped;
+    });
     let mut all = Merged::default();
-    for merged in in_parallel(threads, work)? {
+    for merged in merged {
         all.parts.extend(merged.parts);
         all.dropped += merged.dropped;
     }
-    Ok(all)
+    all
 }
 
 fn gather(found: Vec<Scanned>) -> Vec<Part> {
@@ -130,10 +117,4 @@ fn removed_at(removes: &[(KeyHash, u64)], key_hash: KeyHash) -> Option<u64> {
     let end = removes.partition_point(|(hash, _)| *hash <= key_hash);
     let last = end.checked_sub(1).and_then(|last| removes.get(last));
     last.filter(|(hash, _)| *hash == key_hash).map(|(_, sequence)| *sequence)
-}
-
-impl Merged {
-    pub(crate) fn found(&self) -> u64 {
-        to_u64(self.parts.iter().map(Vec::len).sum())
-    }
 }

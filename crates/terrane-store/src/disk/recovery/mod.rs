@@ -10,13 +10,11 @@ mod slots;
 mod source;
 
 use std::num::NonZeroUsize;
-use std::path::Path;
 
 use terrane_core::convert::to_u64;
 
 use super::error::CatalogError;
-use super::failure::failure;
-use super::files::Files;
+use super::folder::Folder;
 use super::namespace::GroupSlots;
 use super::record::RECORD;
 use losses::Findings;
@@ -44,46 +42,31 @@ pub(crate) struct State {
     pub leftovers: Vec<String>,
 }
 
-/// Reads the state, and makes it durable: a process that was killed may have left records in the page
-/// cache alone, and new records build on them.
-pub(crate) fn recover(
-    files: &dyn Files,
-    directory: &Path,
-    epoch: u64,
-    groups: &[GroupSlots],
-    settings: (NonZeroUsize, bool),
-) -> Result<State, CatalogError> {
-    let sources = Sources::read(files, directory, epoch)?;
-    for source in &sources.sources {
-        let synced = source.file.sync_data();
-        synced.map_err(|error| failure(&directory.join(&source.name), error))?;
-    }
-    state_of(sources, directory, epoch, groups, settings)
+/// How the state is read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    pub threads: NonZeroUsize,
+    pub keep_keys: bool,
+    /// Whether the state is made durable: a process that was killed may have left records in the page
+    /// cache alone, and new records build on them. Otherwise another process may own the store.
+    pub syncs: bool,
 }
 
-/// Reads the state and changes nothing: another process may own the store.
+/// Reads the state.
 pub(crate) fn read(
-    files: &dyn Files,
-    directory: &Path,
+    folder: &Folder,
     epoch: u64,
     groups: &[GroupSlots],
-    settings: (NonZeroUsize, bool),
+    reading: Reading,
 ) -> Result<State, CatalogError> {
-    let sources = Sources::read(files, directory, epoch)?;
-    state_of(sources, directory, epoch, groups, settings)
-}
-
-fn state_of(
-    sources: Sources,
-    directory: &Path,
-    epoch: u64,
-    groups: &[GroupSlots],
-    (threads, keep_keys): (NonZeroUsize, bool),
-) -> Result<State, CatalogError> {
+    let sources = Sources::read(folder, epoch)?;
+    for source in sources.sources.iter().filter(|_| reading.syncs) {
+        source.file.sync_data().map_err(|error| folder.failure(&source.name, error))?;
+    }
     let checkpoint = sources.checkpoint.map(|checkpoint| checkpoint.first_sequence - 1);
     let slots = Slots::new(groups, checkpoint);
-    let scan = Scan::new(directory, epoch, &sources.sources, &slots, keep_keys);
-    let found = scan.run(threads)?;
+    let scan = Scan::new(folder, epoch, &sources.sources, &slots, reading.keep_keys);
+    let found = scan.run(reading.threads)?;
     let mut marks = vec![Marks::default(); sources.sources.len()];
     let (mut gaps, mut removes, mut without_slot) = (Vec::new(), Vec::new(), 0);
     for scanned in &found {
@@ -102,7 +85,7 @@ fn state_of(
         removes: &removes,
     };
     let losses = findings.losses();
-    let mut merged = merge::merge(found, &slots, losses.first_kept)?;
+    let mut merged = merge::merge(found, &slots, losses.first_kept);
     merged.dropped += without_slot;
     let records: u64 = sources.sources.iter().map(|source| source.records).sum();
     let journals = sources.sources.iter().filter(|source| source.kind.is_journal()).count();

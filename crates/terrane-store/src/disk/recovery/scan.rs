@@ -1,9 +1,7 @@
 //! Reads all records, on several threads, in chunks of bounded memory.
 
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
 
 use terrane_core::OsError;
 use terrane_core::convert::{to_u64, to_usize};
@@ -11,13 +9,14 @@ use terrane_core::convert::{to_u64, to_usize};
 use super::slots::Slots;
 use super::source::{Kind, Source};
 use crate::disk::error::CatalogError;
-use crate::disk::failure::failure;
+use crate::disk::folder::Folder;
 use crate::disk::live::LiveRecord;
 use crate::disk::record::{
     Content, GROUP, KEY_HEAD, Mark, PutFields, RECORD, RecordBytes, Stamp, are_whole, decode,
     decode_whole, key_head, key_part, key_parts,
 };
 use crate::key::KeyHash;
+use crate::parallel::on_threads;
 
 /// The records that a thread reads at once: they fit into a core's cache.
 const CHUNK: u64 = 2048;
@@ -75,7 +74,7 @@ pub(crate) struct Scanned {
 /// All that the threads share.
 #[derive(Debug)]
 pub(crate) struct Scan<'a> {
-    pub directory: &'a Path,
+    folder: &'a Folder,
     pub epoch: u64,
     pub sources: &'a [Source],
     pub slots: &'a Slots,
@@ -88,7 +87,7 @@ pub(crate) struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     pub(crate) fn new(
-        directory: &'a Path,
+        folder: &'a Folder,
         epoch: u64,
         sources: &'a [Source],
         slots: &'a Slots,
@@ -101,12 +100,13 @@ impl<'a> Scan<'a> {
         };
         let chunks = sources.iter().enumerate().flat_map(of).collect();
         let (next, has_failed) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { directory, epoch, sources, slots, keep_keys, parts, chunks, next, has_failed }
+        Self { folder, epoch, sources, slots, keep_keys, parts, chunks, next, has_failed }
     }
 
     /// Reads all files. Every thread returns what it found.
     pub(crate) fn run(&self, threads: NonZeroUsize) -> Result<Vec<Scanned>, CatalogError> {
-        in_parallel(threads.get().min(self.chunks.len()), |threads| self.work(threads))
+        let threads = threads.get().min(self.chunks.len());
+        on_threads(threads, "terrane-recovery", || self.work(threads)).into_iter().collect()
     }
 
     fn work(&self, threads: usize) -> Result<Scanned, CatalogError> {
@@ -129,7 +129,7 @@ impl<'a> Scan<'a> {
             let Some(source) = self.sources.get(index) else { break };
             if let Err(error) = worker.read(source, index, start) {
                 self.has_failed.store(true, Ordering::Relaxed);
-                return Err(failure(&self.directory.join(&source.name), error));
+                return Err(self.folder.failure(&source.name, error));
             }
         }
         Ok(worker.found)
@@ -283,35 +283,4 @@ impl Worker<'_, '_> {
             _ => self.found.gaps.push(gap),
         }
     }
-}
-
-/// Runs `work` on so many threads, this one included, and gathers the results.
-pub(crate) fn in_parallel<T: Send>(
-    threads: usize,
-    work: impl Fn(usize) -> Result<T, CatalogError> + Sync,
-) -> Result<Vec<T>, CatalogError> {
-    let work = &work;
-    thread::scope(|scope| {
-        let mut others = Vec::new();
-        for _ in 1..threads {
-            let name = String::from("terrane-recovery");
-            let thread = thread::Builder::new().name(name).spawn_scoped(scope, || work(threads));
-            match thread {
-                Ok(thread) => others.push(thread),
-                // This thread does the work alone, or with those that were started.
-                Err(error) => {
-                    tracing::debug!(%error, "recovery runs on fewer threads");
-                    break;
-                }
-            }
-        }
-        let mut results = vec![work(threads)];
-        for thread in others {
-            match thread.join() {
-                Ok(result) => results.push(result),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        results.into_iter().collect()
-    })
 }

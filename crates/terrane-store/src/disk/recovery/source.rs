@@ -1,14 +1,13 @@
 //! The files that a recovery reads, and their order.
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use terrane_core::convert::{to_u64, to_usize};
 
 use crate::disk::checkpoint::Header;
 use crate::disk::error::CatalogError;
-use crate::disk::failure::failure;
-use crate::disk::files::{Files, OpenFile, OpenMode};
+use crate::disk::files::{OpenFile, OpenMode};
+use crate::disk::folder::Folder;
 use crate::disk::names::{self, Name};
 use crate::disk::record::{RECORD, RecordBytes, SEQUENCES, decode};
 
@@ -67,14 +66,10 @@ pub(crate) struct Sources {
 
 impl Sources {
     /// Lists the directory, and looks into each file.
-    pub(crate) fn read(
-        files: &dyn Files,
-        directory: &Path,
-        epoch: u64,
-    ) -> Result<Self, CatalogError> {
+    pub(crate) fn read(folder: &Folder, epoch: u64) -> Result<Self, CatalogError> {
         let (mut journals, mut checkpoints) = (Vec::new(), Vec::new());
         let mut found = Self { next_sequence: 1, ..Self::default() };
-        for name in files.list().map_err(|error| failure(directory, error))? {
+        for name in folder.list()? {
             match names::parse(&name) {
                 Some(Name::Journal(number)) => journals.push(number),
                 Some(Name::Checkpoint(number)) => checkpoints.push(number),
@@ -85,22 +80,26 @@ impl Sources {
         journals.sort_unstable();
         checkpoints.sort_unstable();
         found.last_number = journals.last().max(checkpoints.last()).copied().unwrap_or(0);
-        let reader = Reader { files, directory, epoch };
         for number in checkpoints.into_iter().rev() {
-            found.add_checkpoint(&reader, number)?;
+            found.add_checkpoint(folder, epoch, number)?;
         }
         for number in journals {
-            found.add_journal(&reader, number)?;
+            found.add_journal(folder, epoch, number)?;
         }
         Ok(found)
     }
 
     /// Takes the newest valid checkpoint of this epoch. The others are leftovers.
-    fn add_checkpoint(&mut self, reader: &Reader<'_>, number: u64) -> Result<(), CatalogError> {
+    fn add_checkpoint(
+        &mut self,
+        folder: &Folder,
+        epoch: u64,
+        number: u64,
+    ) -> Result<(), CatalogError> {
         let name = names::checkpoint(number);
-        let (file, length) = reader.open(&name)?;
+        let (file, length) = open(folder, &name)?;
         let mut bytes = [0; RECORD];
-        let read = file.read_at(&mut bytes, 0).map_err(|error| reader.failure(&name, error))?;
+        let read = file.read_at(&mut bytes, 0).map_err(|error| folder.failure(&name, error))?;
         let header = Header::decode(&bytes, number).filter(|_| read == RECORD);
         let Some(header) = header else {
             self.damaged += u64::from(self.checkpoint.is_none());
@@ -108,7 +107,7 @@ impl Sources {
             return Ok(());
         };
         self.next_sequence = self.next_sequence.max(header.first_sequence);
-        if header.epoch != reader.epoch || self.checkpoint.is_some() {
+        if header.epoch != epoch || self.checkpoint.is_some() {
             self.leftovers.push(name);
             return Ok(());
         }
@@ -127,25 +126,30 @@ impl Sources {
         Ok(())
     }
 
-    fn add_journal(&mut self, reader: &Reader<'_>, number: u64) -> Result<(), CatalogError> {
+    fn add_journal(
+        &mut self,
+        folder: &Folder,
+        epoch: u64,
+        number: u64,
+    ) -> Result<(), CatalogError> {
         let name = names::journal(number);
         if self.checkpoint.is_some_and(|checkpoint| number < checkpoint.number) {
             self.leftovers.push(name);
             return Ok(());
         }
-        let (file, length) = reader.open(&name)?;
+        let (file, length) = open(folder, &name)?;
         let records = length / to_u64(RECORD);
-        let looked = look(file.as_ref(), records).map_err(|error| reader.failure(&name, error))?;
+        let looked = look(file.as_ref(), records).map_err(|error| folder.failure(&name, error))?;
         // Without a valid record the journal stands behind the one before it.
-        let (sequence, epoch) = looked.unwrap_or((self.next_sequence, reader.epoch));
+        let (sequence, found) = looked.unwrap_or((self.next_sequence, epoch));
         let is_misplaced = sequence < self.next_sequence;
         if is_misplaced {
             // The copy of another journal. One of another epoch has no records of this one.
-            self.damaged += if epoch == reader.epoch { records } else { 0 };
+            self.damaged += if found == epoch { records } else { 0 };
         } else {
             self.next_sequence = sequence + records;
         }
-        if is_misplaced || epoch != reader.epoch {
+        if is_misplaced || found != epoch {
             self.leftovers.push(name);
             return Ok(());
         }
@@ -156,27 +160,15 @@ impl Sources {
     }
 }
 
-struct Reader<'a> {
-    files: &'a dyn Files,
-    directory: &'a Path,
-    epoch: u64,
-}
-
-impl Reader<'_> {
-    fn open(&self, name: &str) -> Result<(Box<dyn OpenFile>, u64), CatalogError> {
-        let opened = self.files.open(name, OpenMode::Existing);
-        let file = opened.map_err(|error| self.failure(name, error))?;
-        let length = file.length().map_err(|error| self.failure(name, error))?;
-        if length > LONGEST {
-            let file = self.directory.join(name);
-            return Err(CatalogError::FileTooLong { file, length, limit: LONGEST });
-        }
-        Ok((file, length))
+/// Opens a file, and returns its length.
+fn open(folder: &Folder, name: &str) -> Result<(Box<dyn OpenFile>, u64), CatalogError> {
+    let file = folder.open(name, OpenMode::Existing)?;
+    let length = file.length().map_err(|error| folder.failure(name, error))?;
+    if length > LONGEST {
+        let file = folder.path.join(name);
+        return Err(CatalogError::FileTooLong { file, length, limit: LONGEST });
     }
-
-    fn failure(&self, name: &str, error: terrane_core::OsError) -> CatalogError {
-        failure(&self.directory.join(name), error)
-    }
+    Ok((file, length))
 }
 
 /// Finds the number of a journal's first record and its epoch, by what most records say at its

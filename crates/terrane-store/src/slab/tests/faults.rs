@@ -1,7 +1,7 @@
 //! Full file systems, failed devices, refused calls and forked processes.
 
 use terrane_core::{Durability, Requirement};
-use terrane_storage::{IoBackend, IoFailureReason};
+use terrane_storage::{DiskOptions, IoBackend, IoFailureReason};
 use terrane_testkit::mounted::tmpfs;
 use terrane_testkit::needs::or_skipped;
 use terrane_testkit::process::{forbid, forbid_to_all_threads, in_child, in_fork};
@@ -9,11 +9,14 @@ use terrane_testkit::process::{forbid, forbid_to_all_threads, in_child, in_fork}
 use super::*;
 
 const SPARSE: SlabOptions = SlabOptions {
-    preallocate: Requirement::Off,
-    durability: Durability::Data,
     backend: IoBackend::Auto,
     registered: ByteCount::gib(4),
-    direct: Requirement::Preferred,
+    disk: DiskOptions {
+        direct: Requirement::Preferred,
+        preallocate: Requirement::Off,
+        unnamed: Requirement::Preferred,
+        durability: Durability::Data,
+    },
     depth: 4,
     request: ByteCount::mib(1),
     max_writes_while_reads_wait: 2,
@@ -68,7 +71,7 @@ fn a_write_without_space_makes_the_files_read_only() {
         assert!(ended.iter().any(|(_, result)| is_full(result)), "{ended:?}");
         let refused = ended.iter().filter(|(_, r)| matches!(r, Err(SlabFailure::ReadOnly(_))));
         assert!(refused.count() >= 5, "{ended:?}");
-        let SlabHealth::ReadOnly(reason) = slabs.health() else { panic!("not read-only") };
+        let Some(SlabFailure::ReadOnly(reason)) = slabs.refusal() else { panic!("not read-only") };
         assert!(matches!(*reason, StoreError::WriteFailed(_)), "{reason}");
         assert_eq!(read(&slabs, 0, 1 << 20, first).unwrap(), vec![1; 1 << 20]);
     });
@@ -96,8 +99,8 @@ fn a_failed_device_makes_the_files_read_only_and_a_bad_sector_does_not() {
             assert!(
                 matches!(failure.reason, IoFailureReason::Os(error) if error.code == libc::EIO)
             );
-            let health = slabs.health();
-            assert_eq!(matches!(health, SlabHealth::ReadOnly(_)), is_write, "{health:?}");
+            let refusal = slabs.refusal();
+            assert_eq!(matches!(refusal, Some(SlabFailure::ReadOnly(_))), is_write, "{refusal:?}");
         }
     });
 }
@@ -126,7 +129,7 @@ fn a_failed_sync_makes_the_files_read_only_and_is_not_repeated() {
         check(outcome.unwrap_err());
         // This thread could sync, and does not.
         check(slabs.sync().unwrap_err());
-        assert!(matches!(slabs.health(), SlabHealth::ReadOnly(_)));
+        assert!(matches!(slabs.refusal(), Some(SlabFailure::ReadOnly(_))));
         let mut memory = Guarded::new(&[(0, 4096)]);
         let result = run(&slabs, request(0, memory.buffers(), SlabDirection::Write));
         assert!(matches!(result, Err(SlabFailure::ReadOnly(_))), "{result:?}");
@@ -153,7 +156,7 @@ fn a_queue_that_the_kernel_ends_turns_the_files_off() {
                 "{result:?}"
             );
         }
-        assert!(matches!(slabs.health(), SlabHealth::Off(_)), "{:?}", slabs.health());
+        assert!(matches!(slabs.refusal(), Some(SlabFailure::Refused(_))), "{:?}", slabs.refusal());
         slabs.close(in_a_second());
     });
 }
@@ -168,7 +171,7 @@ fn a_forked_process_gets_errors_and_joins_nothing() {
         let mut slabs = Some(slabs);
         in_fork(|| {
             let slabs = slabs.take().unwrap();
-            assert!(matches!(slabs.health(), SlabHealth::Off(_)));
+            assert!(matches!(slabs.refusal(), Some(SlabFailure::Refused(_))));
             let mut memory = Guarded::new(&[(0, 4096)]);
             let result = run(&slabs, request(1, memory.buffers(), SlabDirection::Write));
             let Err(SlabFailure::Refused(error)) = result else { panic!("{result:?}") };

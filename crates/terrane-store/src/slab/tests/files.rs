@@ -3,6 +3,7 @@
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
 use terrane_core::{Capability, CapabilityStatus, Requirement};
+use terrane_storage::DiskOptions;
 
 use super::*;
 
@@ -72,7 +73,8 @@ fn blocks_are_reserved_and_given_back() {
     let failure = read(&slabs, 7, 1 << 20, last).unwrap_err();
     assert!(matches!(failure, SlabFailure::Corrupt { expected, .. } if expected == last));
     drop(slabs);
-    let sparse = SlabOptions { preallocate: Requirement::Off, ..SlabOptions::default() };
+    let disk = DiskOptions { preallocate: Requirement::Off, ..SlabOptions::default().disk };
+    let sparse = SlabOptions { disk, ..SlabOptions::default() };
     drop(open_one(folder.path(), group(1 << 20, 8), &sparse));
     assert!(blocks() <= 2 << 11);
     drop(open_one(folder.path(), group(1 << 20, 8), &SlabOptions::default()));
@@ -94,8 +96,8 @@ fn read_only_files_are_neither_created_nor_written() {
     let mut memory = Guarded::new(&[(0, 100)]);
     let result = run(&slabs, request(1, memory.buffers(), SlabDirection::Write));
     assert!(matches!(result, Err(SlabFailure::ReadOnly(_))), "{result:?}");
-    let health = slabs.health();
-    assert!(matches!(health, SlabHealth::ReadOnly(_)), "{health:?}");
+    let refusal = slabs.refusal();
+    assert!(matches!(refusal, Some(SlabFailure::ReadOnly(_))), "{refusal:?}");
 }
 
 #[test]

@@ -3,28 +3,17 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
 
 use terrane_core::checksum::Crc64;
-use terrane_storage::{IoFailure, IoFailureReason, IoFile, IoMemory};
+use terrane_storage::{IoFailure, IoFailureReason, IoFile};
 
 use crate::slab::cut::Cursor;
-use crate::slab::request::{
-    JobId, SlabBuffers, SlabDirection, SlabDone, SlabFailure, SlabRequest, SlabSink,
-};
+use crate::slab::request::{SlabDirection, SlabDone, SlabFailure, SlabRequest, SlabSink};
 use crate::slab::waiting::Turn;
 
 /// A block in progress.
 pub(super) struct Block {
-    pub(super) job: JobId,
-    index: usize,
-    sink: Arc<dyn SlabSink>,
-    pub(super) group: u16,
-    pub(super) slot: u32,
-    pub(super) buffers: SlabBuffers,
-    pub(super) memory: Option<IoMemory>,
-    pub(super) direction: SlabDirection,
-    pub(super) deadline: Option<Instant>,
+    pub(super) request: SlabRequest,
     pub(super) turn: Turn,
     pub(super) file: IoFile,
     pub(super) memory_alignment: u64,
@@ -58,9 +47,8 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// The end of a request that never became a block in progress.
-    pub(super) fn refused(request: SlabRequest, failure: SlabFailure) -> Self {
-        Self { sink: request.sink, index: request.index, result: Err(failure) }
+    pub(super) fn new(request: SlabRequest, result: Result<SlabDone, SlabFailure>) -> Self {
+        Self { sink: request.sink, index: request.index, result }
     }
 
     /// Calls the sinks and drops them. A panic of one must not end the I/O thread.
@@ -95,15 +83,7 @@ impl Block {
         total: u64,
     ) -> Self {
         Self {
-            job: request.job,
-            index: request.index,
-            sink: request.sink,
-            group: request.group,
-            slot: request.slot,
-            buffers: request.buffers,
-            memory: request.memory,
-            direction: request.direction,
-            deadline: request.deadline,
+            request,
             turn,
             file,
             memory_alignment,
@@ -118,7 +98,7 @@ impl Block {
     }
 
     pub(super) fn is_write(&self) -> bool {
-        self.direction == SlabDirection::Write
+        self.request.direction == SlabDirection::Write
     }
 
     /// Whether parts are left to submit.
@@ -134,14 +114,14 @@ impl Block {
 
     pub(super) fn into_ended(self) -> Ended {
         let found = self.sum.sum.finish();
-        let result = match (self.failure, self.direction) {
+        let result = match (self.failure, self.request.direction) {
             (Some(failure), _) => Err(failure),
             (None, SlabDirection::Read { checksum: expected }) if expected != found => {
                 Err(SlabFailure::Corrupt { expected, found })
             }
             (None, _) => Ok(SlabDone { bytes: self.total, checksum: found }),
         };
-        Ended { sink: self.sink, index: self.index, result }
+        Ended::new(self.request, result)
     }
 }
 

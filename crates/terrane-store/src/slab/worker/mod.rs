@@ -144,7 +144,7 @@ impl Worker {
         };
         let place = match place {
             Ok(place) => place,
-            Err(failure) => return self.ended.push(Ended::refused(request, failure)),
+            Err(failure) => return self.ended.push(Ended::new(request, Err(failure))),
         };
         self.arrivals += 1;
         let turn = Turn {
@@ -166,7 +166,7 @@ impl Worker {
 
     /// Ends the blocks of a job that have parts left to submit, and cancels its other requests.
     fn cancel(&mut self, job: JobId) {
-        let keys = self.keys_of(|block| block.job == job);
+        let keys = self.keys_of(|block| block.request.job == job);
         let (to_fail, to_stop): (Vec<usize>, Vec<usize>) = keys
             .into_iter()
             .partition(|&key| self.blocks.get(key).is_some_and(Block::has_parts_left));
@@ -177,7 +177,7 @@ impl Worker {
     }
 
     fn raise(&mut self, job: JobId, priority: Priority) {
-        for key in self.keys_of(|block| block.job == job && block.has_parts_left()) {
+        for key in self.keys_of(|block| block.request.job == job && block.has_parts_left()) {
             if let Some(block) = self.blocks.get_mut(key)
                 && block.turn.priority < priority
             {
@@ -237,7 +237,7 @@ impl Worker {
         if !block.is_write() {
             self.reads_left -= block.total - block.submitted.position;
         }
-        if let Some(deadline) = block.deadline {
+        if let Some(deadline) = block.request.deadline {
             self.deadlines.remove(&(deadline, key));
         }
     }

@@ -102,7 +102,7 @@ impl Worker {
         };
         let begin = block.submitted.position;
         let mut end = block.submitted;
-        let cut = Cut::next(&block.buffers, &mut end, &limits);
+        let cut = Cut::next(&block.request.buffers, &mut end, &limits);
         let bounce = if cut.bounce > 0 { Some(self.bounce.take(cut.bounce)?) } else { None };
         if let Some(bounce) = bounce.as_ref().filter(|_| block.is_write()) {
             // SAFETY: the bounce buffer is free and has room for the cut. The submitter of the block
@@ -117,9 +117,10 @@ impl Worker {
         } else {
             IoRequest::read(token, block.file, offset, &self.buffers)
         };
-        request.deadline = block.deadline;
+        request.deadline = block.request.deadline;
         // A bounce buffer is in other memory. The kernel pins no pages for the page cache.
-        request.memory = block.memory.as_ref().filter(|_| bounce.is_none() && block.is_direct);
+        request.memory =
+            block.request.memory.as_ref().filter(|_| bounce.is_none() && block.is_direct);
         // SAFETY: the buffers are those of the block, which its submitter keeps valid until the block has
         // ended, and a bounce buffer. Both are kept until the completion was handled, and the queue
         // drops before the bounce buffers. The files stay open as long as this thread runs.
@@ -179,7 +180,8 @@ impl Worker {
             self.bounce.give_back(bounce);
         }
         if is_write
-            && let Some(place) = self.shared.files.place(block.group, block.slot, block.total)
+            && let Some(place) =
+                self.shared.files.place(block.request.group, block.request.slot, block.total)
         {
             place.file.note_write();
         }
@@ -212,7 +214,7 @@ impl Worker {
             // SAFETY: the submitter of the block keeps its memory valid until it has ended, and lets no
             // other code write it. The bytes were read from the file, or are those to be written.
             unsafe {
-                memory::add_to_sum(&mut sum.sum, &block.buffers, &mut sum.added, bytes);
+                memory::add_to_sum(&mut sum.sum, &block.request.buffers, &mut sum.added, bytes);
             }
         }
         block.sum.is_listed = block.sum.has_next();

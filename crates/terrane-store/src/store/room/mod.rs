@@ -22,11 +22,10 @@ use crate::KeyHash;
 use crate::eviction::EvictionPolicy;
 use crate::index::TierIndex;
 use crate::slab::Priority;
-use crate::store::control::{JobControl, PriorityQueue, Stopped};
+use crate::store::control::{JobControl, PriorityQueue};
 use crate::store::presence::TierId;
-use crate::store::result::NoRoom;
+use crate::store::result::{BlockResult, NoRoom};
 
-pub(crate) use quarantine::Damage;
 pub(crate) use slots::{LeasedSlot, PinnedSlot, SharedSlots, TakenSlots};
 use waiting::{Grant, WaitingForRoom};
 
@@ -195,13 +194,13 @@ impl Room {
         self: &Arc<Self>,
         count: usize,
         control: &JobControl,
-    ) -> Result<Result<TakenSlots, NoRoom>, Stopped> {
+    ) -> Result<TakenSlots, BlockResult> {
         if count == 0 {
-            return Ok(Ok(TakenSlots::new(self, Vec::new())));
+            return Ok(TakenSlots::new(self, Vec::new()));
         }
         let priority = control.priority();
         let waiting = match self.enter(count, priority) {
-            Ok(entered) => return Ok(entered),
+            Ok(entered) => return entered.map_err(BlockResult::NoRoom),
             Err(waiting) => waiting,
         };
         control.set_waits(Some((Arc::clone(self) as _, waiting.arrival)));
@@ -211,8 +210,8 @@ impl Room {
         }
         let granted = control.until(waiting.grant.receive()).await;
         control.set_waits(None);
-        let slots = granted?;
-        Ok(slots.map(|slots| TakenSlots::new(self, slots)))
+        let slots = granted?.map_err(BlockResult::NoRoom)?;
+        Ok(TakenSlots::new(self, slots))
     }
 
     fn enter(

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use terrane_store::disk::{
-    Catalog, CatalogError, CatalogOptions, FailedOperation, GroupSlots, Namespace, Recovered,
+    Catalog, CatalogError, CatalogOptions, GroupSlots, Namespace, Recovered,
 };
 use terrane_testkit::mounted::tmpfs;
 use terrane_testkit::needs::or_skipped;
@@ -257,7 +257,7 @@ fn a_full_disk_makes_the_catalog_read_only() {
         assert!(matches!(error, CatalogError::NoSpace { .. }), "{error}");
         let error = put(&catalog, 2).unwrap_err();
         let CatalogError::ReadOnly { reason } = &error else { panic!("{error}") };
-        assert_eq!(reason.operation, FailedOperation::Append);
+        assert_eq!(reason.operation, "an append");
         assert_eq!(reason.source.code, libc::ENOSPC);
         assert!(matches!(catalog.clear(), Err(CatalogError::ReadOnly { .. })));
         assert!(matches!(catalog.checkpoint(|_| Ok(())), Err(CatalogError::ReadOnly { .. })));

@@ -1,0 +1,57 @@
+//! Copies of pinned blocks to slots of another tier of memory.
+
+use std::sync::Arc;
+
+use crate::error::StoreError;
+use crate::store::result::BlockResult;
+use crate::store::room::{PinnedSlot, SharedSlots, TakenSlots};
+use crate::store::task::JobTask;
+use crate::store::tier::TierBlocks;
+use crate::store::transfers::{BlockCopy, CopyList, StartedCopy};
+
+/// What a copy keeps: its source, and the slots of its job.
+type Keeps = (Arc<PinnedSlot>, Arc<SharedSlots>);
+
+impl JobTask {
+    /// Starts copies of blocks of a group: each has a number, and its slot in `to`. Copies that no engine
+    /// can do are done here.
+    pub(crate) fn start_moves<'a>(
+        &self,
+        group: u16,
+        (to, taken): (&TierBlocks, &TakenSlots),
+        blocks: impl Iterator<Item = (usize, &'a Arc<PinnedSlot>, u32)>,
+    ) -> Vec<StartedCopy<Keeps>> {
+        let source_of = |tier| self.core.tier(tier).ok().and_then(|tier| tier.blocks(group));
+        let (mut started, mut copies) = (Vec::new(), CopyList::default());
+        for (index, pin, slot) in blocks {
+            let (block, tier) = (pin.block, pin.room.tier);
+            let (Some(from), Ok(info)) = (source_of(tier), self.core.group(group)) else {
+                let closed = Err(BlockResult::failed(StoreError::Closed));
+                started.push(StartedCopy::ended(tier, index, closed));
+                continue;
+            };
+            if let Some(tokens) = info.transfer_tokens((&from.facts, &to.facts), block.length) {
+                let keeps = (Arc::clone(pin), taken.share());
+                copies.add(tier, BlockCopy { index, from: block.slot, to: slot, tokens, keeps });
+                continue;
+            }
+            let copied = if from.facts.is_host && to.facts.is_host {
+                let bytes = from.buffers(info, block.slot, block.length);
+                // SAFETY: the pin keeps the source, and the other slot is this job's alone.
+                #[expect(unsafe_code, reason = "the memory is named by addresses")]
+                unsafe {
+                    to.copy_in(info, (slot, block.length), &bytes)
+                }
+            } else {
+                Err(BlockResult::failed(StoreError::OtherShape { group: group.into() }))
+            };
+            started.push(StartedCopy::ended(tier, index, copied));
+        }
+        for each in copies {
+            if let Some(from) = source_of(each.tier) {
+                started.push(self.start_copy((&from.endpoint, &to.endpoint), each));
+            }
+        }
+        started
+    }
+}
