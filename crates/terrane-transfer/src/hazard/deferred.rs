@@ -53,7 +53,7 @@ pub(crate) fn submit_after(
     let state = DeferredState { remaining: predecessors.len(), failed: None, holds };
     let deferred = Arc::new(DeferredJob { state: Mutex::new(state), allow_incomplete });
     let cancels: Weak<DeferredJob> = Arc::downgrade(&deferred);
-    ticket.set_canceller(cancels);
+    ticket.add_canceller(cancels);
     for predecessor in predecessors {
         predecessor.ticket.add_dependent(match predecessor.has_to_succeed {
             true => deferred.clone(),

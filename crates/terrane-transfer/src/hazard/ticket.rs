@@ -62,8 +62,8 @@ struct TicketInFlight {
     waits: Vec<Weak<dyn Dependent>>,
     /// Values that drop as the transfer ends.
     kept_alive: Vec<KeptAlive>,
-    /// Is told of a cancellation.
-    canceller: Option<Weak<dyn Cancel>>,
+    /// They end parts of the transfer when it is cancelled.
+    cancellers: Vec<Weak<dyn Cancel>>,
 }
 
 /// A value that is only kept alive.
@@ -98,7 +98,7 @@ impl Ticket {
             dependents: Vec::new(),
             waits: Vec::new(),
             kept_alive: Vec::new(),
-            canceller: None,
+            cancellers: Vec::new(),
         };
         Self(Arc::new(TicketInner {
             id: TransferId::next(),
@@ -133,7 +133,7 @@ impl Ticket {
     /// | the transfer | what happens |
     /// |---|---|
     /// | waits for others ([`Transfer::after`](crate::Transfer::after)) | ends now, with [`TransferError::Cancelled`]; nothing is copied |
-    /// | is queued in its engine | ends, with that error, when its turn comes, in a relay at once; nothing is copied |
+    /// | is queued in its engine | ends, with that error, when its turn comes; in a relay at once, unless it waits for a device's stream; nothing is copied |
     /// | is being copied by the host, disk or device engine or a relay | ends, with that error, before the next chunk or request; those in progress complete |
     /// | is being copied by an engine that cannot stop it | continues, and ends as without the request |
     /// | has ended, or has copied all bytes | nothing |
@@ -168,11 +168,9 @@ impl Ticket {
             drop(state);
             return members.iter().for_each(Self::cancel);
         }
-        let canceller = in_flight.canceller.clone();
+        let cancellers = in_flight.cancellers.clone();
         drop(state);
-        if let Some(canceller) = canceller.and_then(|canceller| canceller.upgrade()) {
-            canceller.cancel();
-        }
+        cancellers.iter().filter_map(Weak::upgrade).for_each(|canceller| canceller.cancel());
     }
 
     /// Whether a cancellation of the transfer was requested.
@@ -180,11 +178,11 @@ impl Ticket {
         self.0.is_cancelled.load(Ordering::Relaxed)
     }
 
-    /// Lets a cancellation end the transfer through `canceller`, which may have dropped by then. It
-    /// replaces the former one.
-    pub(crate) fn set_canceller(&self, canceller: Weak<dyn Cancel>) {
+    /// Lets a cancellation end the transfer through `canceller` as well, which may have dropped by
+    /// then. Parts of a transfer share its ticket, and each may have one.
+    pub(crate) fn add_canceller(&self, canceller: Weak<dyn Cancel>) {
         if let TicketState::TicketInFlight(in_flight) = &mut *lock(&self.0.state) {
-            in_flight.canceller = Some(canceller);
+            push_live(&mut in_flight.cancellers, canceller);
         }
     }
 
@@ -292,9 +290,9 @@ impl Ticket {
 }
 
 /// Adds a value to a list. Before the list grows, the values that have dropped are removed. So it
-/// has at most a few times as many entries as values that live, and a call takes constant time in
-/// the mean.
-fn push_live(list: &mut Vec<Weak<dyn Dependent>>, value: Weak<dyn Dependent>) {
+/// has at most a few times as many entries as values lived at once, and a call takes constant time
+/// in the mean.
+fn push_live<T: ?Sized>(list: &mut Vec<Weak<T>>, value: Weak<T>) {
     if list.len() == list.capacity() {
         list.retain(|value| value.strong_count() > 0);
         if list.len() > list.capacity() / 2 {

@@ -66,7 +66,7 @@ impl Cancellation {
     pub(super) fn of(job: &CopyJob, transfer: u64, to: &Sender<Message>) -> Arc<Self> {
         let reports = Arc::new(Self { transfer, to: to.clone() });
         let canceller: Weak<Self> = Arc::downgrade(&reports);
-        job.ticket().set_canceller(canceller);
+        job.ticket().add_canceller(canceller);
         reports
     }
 }

@@ -163,7 +163,8 @@ impl LockedHazards<'_> {
         wanted: &BlockUse<'_>,
         predecessors: &dyn Fn(TransferId) -> bool,
     ) -> Vec<BlockConflict> {
-        self.claims.conflicts(wanted, |entry| entry.is_orphaned || !predecessors(entry.holder))
+        let counts = |entry: &ClaimEntry| entry.is_orphaned || !predecessors(entry.holder);
+        self.claims.conflicts(wanted, |_| true, counts)
     }
 
     /// The wanted blocks that a failed transfer may have written in part.
@@ -213,12 +214,13 @@ impl TableState {
     /// The conflicts of `wanted` with the claims in flight for which `counts` is true, in the order
     /// of the wanted blocks. The search stops after [`MOST_CONFLICTS`].
     ///
-    /// It takes place under the lock, so each claim costs the smaller of two numbers of blocks: its
-    /// own, and those of `wanted` that are in use. `counts` may take longer, so it is called only for
-    /// claims that share blocks.
+    /// It takes place under the lock, so each claim that `may_count` costs the smaller of two numbers
+    /// of blocks: its own, and those of `wanted` that are in use. `counts` may take longer, so it is
+    /// called only for claims that share blocks.
     fn conflicts(
         &mut self,
         wanted: &BlockUse<'_>,
+        may_count: impl Fn(&ClaimEntry) -> bool,
         counts: impl Fn(&ClaimEntry) -> bool,
     ) -> Vec<BlockConflict> {
         let access = wanted.access;
@@ -239,7 +241,7 @@ impl TableState {
             if found.len() == MOST_CONFLICTS {
                 break;
             }
-            if !entry.excludes(wanted) {
+            if !may_count(entry) || !entry.excludes(wanted) {
                 continue;
             }
             let left = MOST_CONFLICTS - found.len();
@@ -326,7 +328,7 @@ impl Claim {
         let (access, group) = (entry.access, entry.group);
         let wanted = BlockUse { access, blocks: &blocks, group, layers, heads, tokens };
         if claims.orphaned > 0 {
-            let conflicts = claims.conflicts(&wanted, |entry| entry.is_orphaned);
+            let conflicts = claims.conflicts(&wanted, |entry| entry.is_orphaned, |_| true);
             if !conflicts.is_empty() {
                 return Err(TransferError::Conflict { conflicts });
             }

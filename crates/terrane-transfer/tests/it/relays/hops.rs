@@ -254,6 +254,42 @@ fn a_relay_may_be_a_hop_of_another() {
     }
 }
 
+/// All parts of a transfer share its ticket, and each inner part waits in the inner relay.
+#[test]
+fn a_cancellation_ends_all_parts_that_wait_in_an_inner_relay() {
+    let device = Arc::new(SimulatedEngine::new(to_device()));
+    device.hold();
+    let host = Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
+    let disk = Arc::new(DiskEngine::new(&DiskEngineOptions::default()).unwrap());
+    let hop = Arc::clone(&device) as _;
+    let inner = RelayEngine::new(hop, host, HeapAllocator::pinned(), &slots(2, BLOCK)).unwrap();
+    let inner = Arc::new(inner);
+    let both = &slots(8, BLOCK);
+    let outer =
+        RelayEngine::new(Arc::clone(&inner) as _, disk, HeapAllocator::system(), both).unwrap();
+    let outer = Arc::new(outer);
+    let manager = TransferManager::new([Arc::clone(&outer) as _]);
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let file = endpoint_in(&files, config(8), CONTIGUOUS);
+    let here = endpoint_in(&HeapAllocator::simulated_device(0), config(8), OUTER_FIRST);
+    let submit = |blocks: &[u32]| {
+        let transfer = Transfer::new(&here, &file).blocks(blocks, blocks);
+        manager.submit(transfer.device_order(DeviceOrder::AlreadySynchronised), ()).unwrap()
+    };
+    let before = submit(&[6, 7]);
+    until(|| inner.slots().held == 2);
+    let waiting = submit(&[0, 1]);
+    until(|| outer.slots().held == 4);
+    // The inner relay takes the parts in. Without this time, it sees the cancellation as it does so.
+    thread::sleep(Duration::from_millis(50));
+    waiting.cancel();
+    let error = end_of(waiting).result.unwrap_err();
+    assert!(matches!(error, TransferError::Cancelled { .. }), "{error}");
+    device.release_all();
+    end_of(before).result.unwrap();
+}
+
 fn check_nested_relay(options: &RelayOptions, inner_options: &RelayOptions) {
     let device = Arc::new(SimulatedEngine::new(to_device()));
     let host = Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
