@@ -268,16 +268,14 @@ impl Geometry {
             && let Some(section) =
                 self.sections.get(ByteCount::new(piece.section.into()).to_usize())
         {
-            let within = Stretches::of(section).place(piece.stretch.into());
-            at.region = at.region.wrapping_add(within.region);
-            at.offset = at.offset.wrapping_add(within.offset);
+            at = at.plus(Stretches::of(section).place(piece.stretch.into()));
         }
         at
     }
 
     fn offset_in_section(&self, block: u32, layer: u32, section: u32) -> RegionOffset {
         let section = self.sections.iter().zip(0_u32..).find(|(_, number)| *number == section);
-        section.map_or(RegionOffset { region: 0, offset: 0 }, |(section, _)| {
+        section.map_or(RegionOffset::ZERO, |(section, _)| {
             let layer = if axis_count(section, Axis::Layer) == 1 { 0 } else { layer };
             section.begin(block, layer)
         })
@@ -388,9 +386,9 @@ impl Geometry {
         let bits = self.sections.iter().fold(0, |bits, section| {
             let stretches = Stretches::of(section);
             let outside = [Axis::Block, Axis::Layer].map(|axis| section.steps(axis));
-            let steps = outside.into_iter().flat_map(|steps| [steps.inner(), steps.outer()]);
+            let steps = outside.into_iter().flat_map(|steps| steps.parts());
             // A stride over one position is ignored. The bitwise or keeps the lowest bit of all.
-            let strides = steps.filter(|step| step.count > 1).map(|step| step.stride);
+            let strides = steps.filter(|(count, _)| *count > 1).map(|(_, step)| step.offset);
             strides
                 .chain(stretches.strides())
                 .fold(bits | section.offset() | stretches.bytes(), |bits, stride| bits | stride)

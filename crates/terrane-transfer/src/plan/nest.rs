@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use terrane_core::convert::to_u64;
 use terrane_layout::{Axis, AxisSteps, RegionOffset, Section};
 
-use super::run::{Distance, times};
+use super::run::Distance;
 use super::shape::{RowAxis, Selection, SharedSection};
 use crate::side::Ends;
 
@@ -181,7 +181,8 @@ fn push_nests(
         joined: None,
     };
     if count > 1 {
-        let strides = section.ends.map(|end| linear(end.steps(Axis::Layer)).unwrap_or(ORIGIN));
+        let strides =
+            section.ends.map(|end| linear(end.steps(Axis::Layer)).unwrap_or(RegionOffset::ZERO));
         let step = Distance(strides);
         base.outer.push(Loop { over: LoopAxis::Layers, count: count.into(), step });
     }
@@ -193,7 +194,7 @@ fn push_nests(
                 let step = Ends { source, destination };
                 let at = step
                     .zip(positions.as_ref())
-                    .map(|(step, positions)| times(step, positions.start.into()));
+                    .map(|(step, positions)| step.times(positions.start.into()));
                 let count = positions.source.end - positions.source.start;
                 base.add(&Distance(at), [Loop::over_rows(count, Distance(step))]);
             }
@@ -222,29 +223,20 @@ struct AxisPart {
     levels: SmallVec<[Loop; 3]>,
 }
 
-const ORIGIN: RegionOffset = RegionOffset { region: 0, offset: 0 };
-
 /// The distance between positions, if it is constant along the axis.
 fn linear(steps: &AxisSteps) -> Option<RegionOffset> {
-    let (inner, outer) = (steps.inner(), steps.outer());
-    if outer.count == 1 {
-        Some(RegionOffset { region: 0, offset: inner.stride })
-    } else if inner.count == 1 {
-        Some(RegionOffset { region: steps.regions(), offset: outer.stride })
-    } else {
-        None
+    match steps.parts() {
+        [(_, inner), (1, _)] => Some(inner),
+        [(1, _), (_, outer)] => Some(outer),
+        _ => None,
     }
 }
 
 /// Splits positions of an axis into parts that are loops at both ends.
 fn split(axis: &RowAxis<'_>) -> SmallVec<[AxisPart; 2]> {
     let starts = axis.positions.as_ref().map(|positions| positions.start);
-    let place = |position: u32| {
-        axis.steps.zip(starts).map(|(steps, first)| {
-            let (region, offset) = steps.place(first + position);
-            RegionOffset { region, offset }
-        })
-    };
+    let place =
+        |position: u32| axis.steps.zip(starts).map(|(steps, first)| steps.place(first + position));
     let level = Loop::over_rows;
     let count = axis.positions.source.end - starts.source;
     let mut parts = SmallVec::new();
@@ -404,19 +396,24 @@ impl LoopNest {
     }
 
     /// The distance of a run from the first run of its tile, by its number.
-    pub(crate) fn inner_distance(&self, mut index: u64) -> Distance {
-        let mut at = Distance::ZERO;
-        for level in self.inner.iter().rev() {
-            at = at.plus(&level.step.times(index % level.count));
-            index /= level.count;
-        }
-        at
+    pub(crate) fn inner_distance(&self, index: u64) -> Distance {
+        distance_of(self.inner.iter().rev(), index)
     }
 
     /// Calls `each` with the distance of every run of a tile, in the order of their numbers.
     pub(crate) fn for_each_inner(&self, each: &mut impl FnMut(&Distance)) {
         visit(&self.inner, Distance::ZERO, each);
     }
+}
+
+/// The distance of an iteration of nested loops, by its number. The first level is the innermost.
+pub(super) fn distance_of<'a>(levels: impl Iterator<Item = &'a Loop>, mut index: u64) -> Distance {
+    let mut at = Distance::ZERO;
+    for level in levels {
+        at = at.plus(&level.step.times(index % level.count));
+        index /= level.count;
+    }
+    at
 }
 
 fn visit(levels: &[Loop], at: Distance, each: &mut impl FnMut(&Distance)) {

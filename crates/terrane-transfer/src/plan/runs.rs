@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::{Alignment, ByteCount};
-use terrane_layout::{AxisSteps, RegionOffset};
+use terrane_layout::AxisSteps;
 
 use super::nest::{LayerGroup, LoopAxis, LoopNest};
 use super::run::{CopyRun, Distance};
@@ -289,8 +289,8 @@ impl TransferPlan {
     fn block_bits(&self, side: Side) -> u64 {
         let sections = self.end(side).layout().geometry().sections();
         let blocks = sections.iter().map(|section| section.steps(terrane_layout::Axis::Block));
-        let steps = blocks.flat_map(|steps| [steps.inner(), steps.outer()]);
-        steps.filter(|step| step.count > 1).fold(0, |bits, step| bits | step.stride)
+        let steps = blocks.flat_map(|steps| steps.parts()).filter(|(count, _)| *count > 1);
+        steps.fold(0, |bits, (_, step)| bits | step.offset)
     }
 }
 
@@ -367,13 +367,9 @@ fn per_step(group: &LayerGroup, weight: &impl Fn(&LoopNest) -> u64) -> u64 {
 
 /// The first run of a tile, for the blocks of a segment.
 fn tile_run(nest: &LoopNest, step: u64, section: u64, segment: &Segment) -> CopyRun {
-    let place = |steps: &AxisSteps, block| {
-        let (region, offset) = steps.place(block);
-        RegionOffset { region, offset }
-    };
     let mut by = Distance(Ends {
-        source: place(&nest.block.source, segment.source),
-        destination: place(&nest.block.destination, segment.destination),
+        source: nest.block.source.place(segment.source),
+        destination: nest.block.destination.place(segment.destination),
     });
     for level in &nest.outer {
         let index = if level.over == LoopAxis::Layers { step } else { section };
