@@ -18,6 +18,7 @@ mod stretches;
 
 use std::sync::Arc;
 
+use terrane_core::convert::to_usize;
 use terrane_core::{Alignment, ByteCount};
 
 pub use axis::{Axis, InvalidSectionName, SectionName};
@@ -265,8 +266,7 @@ impl Geometry {
     pub fn place_of(&self, piece: Piece) -> RegionOffset {
         let mut at = self.offset(piece.block, piece.layer, piece.section);
         if self.pieces.is_none()
-            && let Some(section) =
-                self.sections.get(ByteCount::new(piece.section.into()).to_usize())
+            && let Some(section) = self.sections.get(to_usize(piece.section.into()))
         {
             at = at.plus(Stretches::of(section).place(piece.stretch.into()));
         }
@@ -274,8 +274,8 @@ impl Geometry {
     }
 
     fn offset_in_section(&self, block: u32, layer: u32, section: u32) -> RegionOffset {
-        let section = self.sections.iter().zip(0_u32..).find(|(_, number)| *number == section);
-        section.map_or(RegionOffset::ZERO, |(section, _)| {
+        let section = self.sections.get(to_usize(section.into()));
+        section.map_or(RegionOffset::ZERO, |section| {
             let layer = if axis_count(section, Axis::Layer) == 1 { 0 } else { layer };
             section.begin(block, layer)
         })

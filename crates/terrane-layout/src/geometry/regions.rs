@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use terrane_core::convert::to_usize;
 use terrane_core::{ByteCount, SizeOverflow};
 
 use super::axis::Axis;
@@ -62,7 +63,7 @@ impl RegionLengths {
                         length: given.get(number).get(),
                     });
                 }
-                let index = ByteCount::new(region).to_usize();
+                let index = to_usize(region);
                 if needed.len() <= index {
                     needed.resize(index + 1, 0);
                 }
@@ -73,7 +74,7 @@ impl RegionLengths {
             })?;
         }
         let regions = match &given {
-            Some(given) => ByteCount::new(given.count().into()).to_usize(),
+            Some(given) => to_usize(given.count().into()),
             None => needed.len(),
         };
         needed.resize(regions.max(needed.len()), 0);
@@ -95,10 +96,7 @@ impl RegionLengths {
         ByteCount::new(match self {
             Self::Equal { count, bytes } if region < *count => *bytes,
             Self::Equal { .. } => 0,
-            Self::Each(lengths) => {
-                let index = ByteCount::new(region.into()).to_usize();
-                lengths.get(index).copied().unwrap_or(0)
-            }
+            Self::Each(lengths) => lengths.get(to_usize(region.into())).copied().unwrap_or(0),
         })
     }
 

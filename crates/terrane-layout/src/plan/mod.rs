@@ -4,6 +4,7 @@ mod padding;
 
 use std::sync::Arc;
 
+use terrane_core::convert::to_usize;
 use terrane_core::{Alignment, ByteCount, Limits, Region, RegionRequest};
 
 pub use padding::PaddingReport;
@@ -123,7 +124,7 @@ impl LayoutPlan {
     /// The start of a region in the base allocation; `None` if there is no such region.
     #[must_use]
     pub fn region_offset(&self, region: u32) -> Option<ByteCount> {
-        self.offsets.get(ByteCount::new(region.into()).to_usize()).copied()
+        self.offsets.get(to_usize(region.into())).copied()
     }
 
     /// The number of blocks, from block 0 on, that are entirely within the first `prefix` bytes of

@@ -11,7 +11,7 @@
 //! | 4 | number of runs of regions of one length |
 //! | 12 per run | regions (4) and bytes of each (8) |
 
-use terrane_core::convert::to_u64;
+use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::{Alignment, ByteCount};
 
 use super::Geometry;
@@ -223,7 +223,7 @@ impl<'a> Input<'a> {
             }
             let before = to_u64(regions.len());
             within(Claim::Regions, before + u64::from(count), limits.regions)?;
-            regions.resize(regions.len() + ByteCount::new(count.into()).to_usize(), bytes);
+            regions.resize(regions.len() + to_usize(count.into()), bytes);
         }
         Ok(regions)
     }
