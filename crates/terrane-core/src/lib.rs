@@ -53,6 +53,7 @@ mod capability;
 #[cfg(feature = "checksum")]
 pub mod checksum;
 pub mod convert;
+mod display;
 mod location;
 mod memory;
 pub mod metrics;

@@ -205,14 +205,7 @@ pub struct BuildFailed {
     pub cause: LayoutError,
 }
 
-terrane_core::delegate_error!(BuildFailed);
-
-/// Drops the regions and keeps the cause.
-impl From<BuildFailed> for LayoutError {
-    fn from(failed: BuildFailed) -> Self {
-        failed.cause
-    }
-}
+terrane_core::delegate_error!(BuildFailed, into LayoutError);
 
 /// Plans under the limits of the memory and of the registrar, and calls `check` with the plan. If
 /// registration is optional and only the registrar's limits prevent the layout, plans without them.

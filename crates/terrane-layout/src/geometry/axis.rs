@@ -23,17 +23,13 @@ impl Axis {
     pub const ALL: [Self; 5] = [Self::Block, Self::Layer, Self::Head, Self::Token, Self::Element];
 }
 
-impl fmt::Display for Axis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Block => "block",
-            Self::Layer => "layer",
-            Self::Head => "head",
-            Self::Token => "token",
-            Self::Element => "element",
-        })
-    }
-}
+terrane_core::display_names!(Axis {
+    Self::Block => "block",
+    Self::Layer => "layer",
+    Self::Head => "head",
+    Self::Token => "token",
+    Self::Element => "element",
+});
 
 /// The most bytes of a section's name.
 const LONGEST_NAME: usize = 15;

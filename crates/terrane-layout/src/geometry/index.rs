@@ -1,7 +1,5 @@
 //! Indices of pieces, and positions in regions.
 
-use std::fmt;
-
 /// A position: the region, and the distance from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionOffset {
@@ -64,15 +62,11 @@ pub enum Index {
     Section,
 }
 
-impl fmt::Display for Index {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Block => "block",
-            Self::Layer => "layer",
-            Self::Section => "section",
-        })
-    }
-}
+terrane_core::display_names!(Index {
+    Self::Block => "block",
+    Self::Layer => "layer",
+    Self::Section => "section",
+});
 
 /// An index past the end of its dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -280,11 +280,7 @@ impl<G> Future for CompletionSetFuture<G> {
     }
 }
 
-impl<G> fmt::Debug for CompletionSetFuture<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompletionSetFuture").field("ticket", &self.ticket).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(CompletionSetFuture<G> { ticket });
 
 #[cfg(all(test, not(loom)))]
 mod tests {

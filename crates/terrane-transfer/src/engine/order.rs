@@ -1,7 +1,6 @@
 //! The device work that a transfer runs after.
 
 use std::any::Any;
-use std::fmt;
 use std::sync::Arc;
 
 use terrane_core::DeviceId;
@@ -90,14 +89,7 @@ macro_rules! handle_type {
 
         impl Eq for $name {}
 
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($name))
-                    .field("device", &self.device)
-                    .field("raw", &self.raw)
-                    .finish_non_exhaustive()
-            }
-        }
+        terrane_core::debug_fields!($name { device, raw });
     };
 }
 

@@ -4,7 +4,6 @@
 mod facade;
 pub(crate) mod snapshot;
 
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -105,11 +104,7 @@ impl TransferMetrics {
     }
 }
 
-impl fmt::Debug for TransferMetrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TransferMetrics").finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(TransferMetrics {});
 
 impl PathMetrics {
     fn new(key: PathKey) -> Self {

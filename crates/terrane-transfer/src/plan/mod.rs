@@ -10,7 +10,6 @@ pub(crate) mod run;
 mod runs;
 mod shape;
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -269,17 +268,13 @@ impl Drop for TransferPlan {
     }
 }
 
-impl fmt::Debug for TransferPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TransferPlan")
-            .field("blocks", &self.buffers.destinations.len())
-            .field("layers", &self.loops.selection.layers)
-            .field("bytes", &self.bytes)
-            .field("pieces", &self.pieces)
-            .field("runs", &self.run_count())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(TransferPlan, |plan| {
+    blocks: plan.buffers.destinations.len(),
+    layers: plan.loops.selection.layers,
+    bytes: plan.bytes,
+    pieces: plan.pieces,
+    runs: plan.run_count()
+});
 
 impl Buffers {
     fn clear(&mut self) {

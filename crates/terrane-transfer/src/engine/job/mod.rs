@@ -2,7 +2,6 @@
 
 mod cancelling;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -324,14 +323,10 @@ impl CopyJob {
     }
 }
 
-impl fmt::Debug for CopyJob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CopyJob")
-            .field("transfer", &self.parts.finalizer.ticket.id())
-            .field("explanation", &self.parts.finalizer.explanation)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(CopyJob, |job| {
+    transfer: job.parts.finalizer.ticket.id(),
+    explanation: job.parts.finalizer.explanation
+});
 
 /// The resources of a transfer that was [orphaned](CopyJob::orphan): the memory at both ends, and
 /// the claims on its blocks.
@@ -346,11 +341,7 @@ pub struct Orphaned {
     _claims: Arc<TransferClaims>,
 }
 
-impl fmt::Debug for Orphaned {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Orphaned").field(&self.plan).finish()
-    }
-}
+terrane_core::debug_fields!(Orphaned, |this| (this.plan));
 
 /// The reason why an engine failed to execute a job.
 #[derive(Debug)]

@@ -9,7 +9,6 @@ mod route;
 mod segments;
 mod worker;
 
-use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -139,8 +138,4 @@ impl Drop for DiskEngine {
     }
 }
 
-impl fmt::Debug for DiskEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DiskEngine").field("rates", &self.rates).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(DiskEngine { rates });

@@ -18,7 +18,6 @@ pub use bounce::RelaySlots;
 pub use options::RelayOptions;
 pub use step::{RelayStep, StepFailed};
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -253,11 +252,7 @@ impl Drop for RelayEngine {
     }
 }
 
-impl fmt::Debug for RelayEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RelayEngine")
-            .field("engines", &self.shared.engines.each_ref().map(|engine| engine.name()))
-            .field("slots", &self.slots())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(RelayEngine, |engine| {
+    engines: engine.shared.engines.each_ref().map(|engine| engine.name()),
+    slots: engine.slots()
+});

@@ -288,11 +288,7 @@ impl Endpoint {
     }
 }
 
-impl fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Endpoint").field(&self.0.layout).finish()
-    }
-}
+terrane_core::debug_fields!(Endpoint, |this| (this.0.layout));
 
 /// The number of an endpoint, unique within the process and never reused. Clones share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -386,11 +382,7 @@ impl Drop for EndOfHold {
     }
 }
 
-impl fmt::Debug for Hold {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Hold").field(&self.end.ticket).finish()
-    }
-}
+terrane_core::debug_fields!(Hold, |this| (this.end.ticket));
 
 /// The memory of an extent of these regions, if the host addresses it.
 fn host_memory(extent: &Span, regions: &Arc<[Region]>) -> Option<IoMemory> {
