@@ -101,7 +101,8 @@ unsafe impl CopyEngine for DiskEngine {
             return Err(Declined::DeviceOrder);
         }
         // Copies between files use buffers, in the order of the source file.
-        let has_order = || route.has_memory() || buffer_sums::is_canonical(plan, Side::Source);
+        let has_order =
+            || route.memory_side().is_some() || buffer_sums::is_canonical(plan, Side::Source);
         if options.checksums.is_some() && !has_order() {
             return Err(Declined::Checksums);
         }
