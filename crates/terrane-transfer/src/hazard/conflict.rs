@@ -12,6 +12,16 @@ pub enum Access {
     Write,
 }
 
+impl Access {
+    /// The end of a transfer that has this access.
+    pub(crate) const fn side(self) -> Side {
+        match self {
+            Self::Read => Side::Source,
+            Self::Write => Side::Destination,
+        }
+    }
+}
+
 terrane_core::display_names!(Access {
     Self::Read => "read",
     Self::Write => "written",

@@ -58,14 +58,13 @@ pub(crate) struct TransferClaims {
 impl CopyJob {
     pub(crate) fn new(
         plan: TransferPlan,
-        claims: TransferClaims,
+        claims: Arc<TransferClaims>,
         options: TransferOptions,
         progress: Arc<CopyProgress>,
         finalizer: Finalizer,
     ) -> Self {
-        let claims = Arc::new(claims);
-        let is_part = false;
-        let parts = JobParts { plan, claims, is_part, options, sums: None, progress, finalizer };
+        let (is_part, sums) = (false, None);
+        let parts = JobParts { plan, claims, is_part, options, sums, progress, finalizer };
         Self { parts: Box::new(parts) }
     }
 
@@ -92,9 +91,9 @@ impl CopyJob {
         progress: Arc<CopyProgress>,
         finalizer: Finalizer,
     ) -> Self {
-        let (claims, is_part) = (Arc::clone(claims), true);
-        let parts = JobParts { plan, claims, is_part, options, sums: None, progress, finalizer };
-        Self { parts: Box::new(parts) }
+        let mut job = Self::new(plan, Arc::clone(claims), options, progress, finalizer);
+        job.parts.is_part = true;
+        job
     }
 
     /// The claims, which the parts of this job share.

@@ -206,12 +206,8 @@ impl Endpoint {
     }
 
     fn hold(&self, blocks: &[u32], access: Access) -> Result<Hold, TransferError> {
-        let side = match access {
-            Access::Read => Side::Source,
-            Access::Write => Side::Destination,
-        };
         self.check_owner()?;
-        self.check_blocks(blocks, side)?;
+        self.check_blocks(blocks, access.side())?;
         let (layers, heads) = (0..self.0.layout.geometry().num_layers(), 0..self.num_heads());
         let (group, tokens) = (self.group(), ALL_TOKENS);
         let wanted = BlockUse { access, blocks, group, layers, heads, tokens };
