@@ -7,7 +7,7 @@ use terrane_core::ByteCount;
 use terrane_layout::Geometry;
 
 use super::grid::CopyGrid;
-use super::nest::{self, Joining, LayerGroup};
+use super::nest::{self, LayerGroup};
 use super::shape::{self, Selection, SharedSection};
 use crate::engine::endpoint_cache::EndpointCache;
 use crate::error::TransferError;
@@ -37,8 +37,8 @@ impl BlockLoops {
         let ends = [&transfer.source, &transfer.destination].map(|end| end.layout().geometry());
         // An end with contiguous blocks is accessed in sequence if runs are ordered block by block.
         let by_block = !transfer.options.layer_by_layer && ends.iter().any(|end| holds_blocks(end));
-        let groups = nest::layer_groups(&sections, &selection, Joining { layers: by_block });
-        let layers = u64::from(selection.layers.end - selection.layers.start);
+        let groups = nest::layer_groups(&sections, &selection, by_block);
+        let layers = u64::from(shape::count_of(&selection.layers.source));
         let (mut pieces, mut bytes) = (0, ByteCount::ZERO);
         for section in &sections {
             let count = if section.has_layers() { layers } else { 1 };

@@ -192,25 +192,18 @@ impl TransferPlan {
     /// The layers, by their numbers in the source.
     #[must_use]
     pub fn layers(&self) -> Range<u32> {
-        self.loops.selection.layers.clone()
+        self.layers_of(Side::Source)
     }
 
     /// The layer of the destination that the first layer is copied to.
     #[must_use]
     pub fn destination_first_layer(&self) -> u32 {
-        self.loops.selection.destination_first_layer
+        self.loops.selection.layers.destination.start
     }
 
     /// The layers, by their numbers at one end.
     pub(crate) fn layers_of(&self, side: Side) -> Range<u32> {
-        let layers = self.layers();
-        match side {
-            Side::Source => layers,
-            Side::Destination => {
-                let first = self.destination_first_layer();
-                first..first + (layers.end - layers.start)
-            }
-        }
+        self.loops.selection.layers.get(side).clone()
     }
 
     /// The pieces to copy: one for each block, layer and section.
@@ -270,7 +263,7 @@ impl Drop for TransferPlan {
 
 terrane_core::debug_fields!(TransferPlan, |plan| {
     blocks: plan.buffers.destinations.len(),
-    layers: plan.loops.selection.layers,
+    layers: plan.loops.selection.layers.source,
     bytes: plan.bytes,
     pieces: plan.pieces,
     runs: plan.run_count()

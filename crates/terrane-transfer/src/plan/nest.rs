@@ -5,7 +5,7 @@ use terrane_core::convert::to_u64;
 use terrane_layout::{Axis, AxisSteps, RegionOffset, Section};
 
 use super::run::Distance;
-use super::shape::{RowAxis, Selection, SharedSection};
+use super::shape::{RowAxis, Selection, SharedSection, count_of};
 use crate::side::Ends;
 
 /// The loops around one run, for each pair of blocks.
@@ -60,36 +60,30 @@ pub(crate) struct LayerGroup {
     pub(crate) layers_per_step: u32,
 }
 
-/// Whether runs are ordered block by block, which lets layers join.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Joining {
-    pub(crate) layers: bool,
-}
-
 /// The nests of a transfer.
 pub(crate) fn layer_groups(
     sections: &[SharedSection<'_>],
     selection: &Selection,
-    joining: Joining,
+    joins_layers: bool,
 ) -> SmallVec<[LayerGroup; 1]> {
-    let count = selection.layers.end - selection.layers.start;
+    let count = count_of(&selection.layers.source);
     if !sections.iter().all(SharedSection::has_layers) {
-        return apart_from_layers(sections, selection, joining);
+        return apart_from_layers(sections, selection, joins_layers);
     }
-    layers_of(sections, selection, count, joining)
+    layers_of(sections, selection, count, joins_layers)
 }
 
 /// Sections without layers are a separate group after the others, if there are other layers.
 fn apart_from_layers(
     sections: &[SharedSection<'_>],
     selection: &Selection,
-    joining: Joining,
+    joins_layers: bool,
 ) -> SmallVec<[LayerGroup; 1]> {
-    let count = selection.layers.end - selection.layers.start;
+    let count = count_of(&selection.layers.source);
     let (with, without): (Vec<_>, Vec<_>) = sections.iter().partition(|each| each.has_layers());
     let copied = |sections: Vec<&SharedSection<'_>>, layers| {
         let sections: Vec<SharedSection<'_>> = sections.into_iter().cloned().collect();
-        layers_of(&sections, selection, layers, joining)
+        layers_of(&sections, selection, layers, joins_layers)
     };
     let mut groups = if with.is_empty() { SmallVec::new() } else { copied(with, count) };
     for mut group in copied(without, 1) {
@@ -103,21 +97,27 @@ fn layers_of(
     sections: &[SharedSection<'_>],
     selection: &Selection,
     count: u32,
-    joining: Joining,
+    joins_layers: bool,
 ) -> SmallVec<[LayerGroup; 1]> {
     let is_linear = |section: &SharedSection<'_>| {
         section.ends.into_iter().all(|end| linear(end.steps(Axis::Layer)).is_some())
     };
-    let firsts =
-        Ends { source: selection.layers.start, destination: selection.destination_first_layer };
+    let firsts = selection.layers.as_ref().map(|layers| layers.start);
     if sections.iter().all(is_linear) {
-        return SmallVec::from_iter([layer_group(sections, selection, firsts, count, 0, joining)]);
+        return SmallVec::from_iter([layer_group(
+            sections,
+            selection,
+            firsts,
+            count,
+            0,
+            joins_layers,
+        )]);
     }
     // Layers at uneven distances are one group each.
     (0..count)
         .map(|layer| {
             let firsts = firsts.map(|first| first + layer);
-            layer_group(sections, selection, firsts, 1, layer, joining)
+            layer_group(sections, selection, firsts, 1, layer, joins_layers)
         })
         .collect()
 }
@@ -128,7 +128,7 @@ fn layer_group(
     firsts: Ends<u32>,
     count: u32,
     first: u32,
-    joining: Joining,
+    joins_layers: bool,
 ) -> LayerGroup {
     let mut nests: SmallVec<[LoopNest; 2]> = SmallVec::new();
     for section in sections {
@@ -136,7 +136,7 @@ fn layer_group(
     }
     combine_sections(&mut nests);
     for nest in &mut nests {
-        nest.join(joining.layers);
+        nest.join(joins_layers);
     }
     let steps_of = |nest: &LoopNest| -> u64 {
         nest.outer
@@ -195,7 +195,7 @@ fn push_nests(
                 let at = step
                     .zip(positions.as_ref())
                     .map(|(step, positions)| step.times(positions.start.into()));
-                let count = positions.source.end - positions.source.start;
+                let count = count_of(&positions.source);
                 base.add(&Distance(at), [Loop::over_rows(count, Distance(step))]);
             }
             _ => uneven.push(axis),

@@ -159,7 +159,9 @@ impl TransferPlan {
 
     fn layer_of(&self, group: &LayerGroup, step: u64) -> u32 {
         let step = u32::try_from(step).unwrap_or(u32::MAX);
-        self.loops.selection.layers.start + group.first + step.saturating_mul(group.layers_per_step)
+        self.loops.selection.layers.source.start
+            + group.first
+            + step.saturating_mul(group.layers_per_step)
     }
 
     /// Fills in the list of runs.
