@@ -356,6 +356,10 @@ pub enum TransferError {
 }
 
 impl TransferError {
+    pub(crate) fn not_started(engine: &'static str, source: impl Into<BoxedCause>) -> Self {
+        Self::EngineNotStarted { engine, source: source.into() }
+    }
+
     /// Whether the transfer was refused, or cancelled, before it started: nothing was copied.
     #[must_use]
     pub const fn is_refusal(&self) -> bool {

@@ -136,16 +136,14 @@ impl RelayEngine {
         bounce: impl Allocate + Send + Sync + 'static,
         options: &RelayOptions,
     ) -> Result<Self, TransferError> {
-        let bounce = BounceSlots::new(bounce, options).map_err(|source| {
-            TransferError::EngineNotStarted { engine: NAME, source: Box::new(source) }
-        })?;
+        let bounce = BounceSlots::new(bounce, options)
+            .map_err(|source| TransferError::not_started(NAME, source))?;
         let shared =
             Arc::new(RelayShared { engines: [first, second], bounce, planner: Planner::new() });
         let (messages, inbox) = unbounded();
         let worker = RelayWorker::new(Arc::clone(&shared), inbox, messages.clone());
-        let thread = threads::spawn("terrane-relay".to_owned(), move || worker.serve()).map_err(
-            |source| TransferError::EngineNotStarted { engine: NAME, source: Box::new(source) },
-        )?;
+        let thread = threads::spawn("terrane-relay".to_owned(), move || worker.serve())
+            .map_err(|source| TransferError::not_started(NAME, source))?;
         let (next, owner) = (AtomicU64::new(0), OwnerProcess::current());
         Ok(Self { shared, messages, next, thread: Some(thread), owner })
     }
