@@ -86,6 +86,13 @@ impl SectionName {
         self.0.get(..length).and_then(|bytes| std::str::from_utf8(bytes).ok()).unwrap_or("")
     }
 
+    /// Writes the length of the name (1 byte) and the name.
+    pub(crate) fn encode(&self, encoded: &mut Vec<u8>) {
+        let text = self.as_str();
+        encoded.push(u8::try_from(text.len()).unwrap_or(u8::MAX));
+        encoded.extend(text.as_bytes());
+    }
+
     const fn known(text: &[u8]) -> Self {
         let mut bytes = [0; LONGEST_NAME];
         let (to, _) = bytes.split_at_mut(text.len());

@@ -118,19 +118,13 @@ fn for_each(
     first: u64,
     each: &mut impl FnMut(u64) -> Result<(), GeometryError>,
 ) -> Result<(), GeometryError> {
-    let mut at = vec![0; nest.steps.len()];
-    loop {
-        let offset: u64 = nest.steps.iter().zip(&at).map(|(step, at)| step.stride * at).sum();
-        each(first + offset)?;
-        let next = nest.steps.iter().zip(&mut at).find_map(|(step, at)| {
-            *at += 1;
-            (*at < step.count).then_some(()).or_else(|| {
-                *at = 0;
-                None
-            })
-        });
-        if next.is_none() {
-            return Ok(());
+    let count: u64 = nest.steps.iter().map(|step| step.count).product();
+    (0..count).try_for_each(|index| {
+        let (mut region, mut rest) = (first, index);
+        for step in &nest.steps {
+            region += step.stride * (rest % step.count);
+            rest /= step.count;
         }
-    }
+        each(region)
+    })
 }
