@@ -117,8 +117,7 @@ impl RelayShared {
 
     /// The engine that executes a step.
     pub(super) fn engine(&self, route: &RelayRoute, step: RelayStep) -> &Arc<dyn CopyEngine> {
-        let [one, other] = &self.engines;
-        if route.engine_number(step) == 0 { one } else { other }
+        &self.engines[route.engine_number(step)]
     }
 
     /// The plan of a step that copies nothing.
