@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use terrane_core::{Alignment, ByteCount, Location, OwnerProcess};
 
 use crate::hazard::endpoint::Endpoint;
-use crate::side::Side;
+use crate::side::{Ends, Side};
 use crate::sync::{Mutex, lock};
 use block_sort::PairSorter;
 use loops::BlockLoops;
@@ -29,8 +29,7 @@ use run::CopyRun;
 ///
 /// It keeps both ends alive. Its buffers return to the planner when it drops.
 pub struct TransferPlan {
-    source: Endpoint,
-    destination: Endpoint,
+    ends: Ends<Endpoint>,
     /// The copies for each pair of blocks.
     loops: Arc<BlockLoops>,
     /// The loops if all blocks are one segment that joins sections. Boxed, because plans are moved.
@@ -72,22 +71,19 @@ impl TransferPlan {
     /// The source.
     #[must_use]
     pub fn source(&self) -> &Endpoint {
-        &self.source
+        &self.ends.source
     }
 
     /// The destination.
     #[must_use]
     pub fn destination(&self) -> &Endpoint {
-        &self.destination
+        &self.ends.destination
     }
 
     /// One end.
     #[must_use]
     pub fn end(&self, side: Side) -> &Endpoint {
-        match side {
-            Side::Source => &self.source,
-            Side::Destination => &self.destination,
-        }
+        self.ends.get(side)
     }
 
     /// The runs. No two overlap in the destination, and none overlaps any run's source.
@@ -183,7 +179,7 @@ impl TransferPlan {
         let pairs = self.source_blocks().len();
         let (mut sources, mut destinations) =
             (Vec::with_capacity(pairs), Vec::with_capacity(pairs));
-        let ids = self.source.layout().geometry().num_blocks();
+        let ids = self.source().layout().geometry().num_blocks();
         let (keys, values) = (self.source_blocks(), self.destination_blocks());
         PairSorter::default().sort(keys, values, ids, [&mut sources, &mut destinations]);
         [sources, destinations]

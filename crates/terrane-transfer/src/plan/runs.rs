@@ -54,7 +54,7 @@ impl TransferPlan {
     /// A run by its index in [`runs`](Self::runs). This does not create the list.
     #[must_use]
     pub fn run(&self, index: usize) -> Option<CopyRun> {
-        let (tile, inner) = self.find(number(index), LoopNest::inner_count)?;
+        let (tile, inner) = self.find(to_u64(index), LoopNest::inner_count)?;
         Some(tile.first.moved(&tile.nest.inner_distance(inner)))
     }
 
@@ -62,7 +62,7 @@ impl TransferPlan {
     #[must_use]
     pub fn layer(&self, run: usize) -> u32 {
         // Most plans are ordered layer by layer, or have blocks of all layers.
-        self.find(number(run), LoopNest::inner_count).map_or(u32::MAX, |(tile, _)| tile.layer)
+        self.find(to_u64(run), LoopNest::inner_count).map_or(u32::MAX, |(tile, _)| tile.layer)
     }
 
     /// The source block and the destination block of byte `offset` of a run; `None` if there is no
@@ -97,7 +97,7 @@ impl TransferPlan {
 
     /// The blocks of a run, and the bytes of each of its pieces.
     fn pieces_of(&self, run: usize) -> Option<(&Segment, u64)> {
-        let (tile, _) = self.find(number(run), LoopNest::inner_count)?;
+        let (tile, _) = self.find(to_u64(run), LoopNest::inner_count)?;
         let segment = self.buffers.segments.get(tile.segment)?;
         let pieces = u64::from(segment.blocks) * tile.nest.passes();
         let of_each = tile.first.bytes.checked_div(pieces).unwrap_or(0).max(1);
@@ -108,13 +108,13 @@ impl TransferPlan {
     pub(super) fn count(&self, weight: impl Fn(&LoopNest) -> u64) -> u64 {
         let of_group = |group: &LayerGroup| group.steps * per_step(group, &weight);
         let per_segment: u64 = self.groups().iter().map(of_group).sum();
-        per_segment * number(self.buffers.segments.len())
+        per_segment * to_u64(self.buffers.segments.len())
     }
 
     /// The tile with item `index`, and the item's number within the tile. Each tile has `weight`
     /// items.
     fn find(&self, index: u64, weight: impl Fn(&LoopNest) -> u64) -> Option<(Tile<'_>, u64)> {
-        let segments = number(self.buffers.segments.len());
+        let segments = to_u64(self.buffers.segments.len());
         let of_group = |group: &LayerGroup| group.steps * per_step(group, &weight);
         let all: u64 = self.groups().iter().map(of_group).sum();
         let (block, mut rest, repeat) = if self.loops.by_block {
@@ -382,8 +382,4 @@ fn tile_run(nest: &LoopNest, step: u64, section: u64, segment: &Segment) -> Copy
 
 fn distance(from: u32, to: u32, stride: u64) -> u64 {
     u64::from(to).wrapping_sub(from.into()).wrapping_mul(stride)
-}
-
-fn number(index: usize) -> u64 {
-    to_u64(index)
 }
