@@ -10,6 +10,7 @@ use terrane_core::{
 
 use crate::error::{LayoutError, Part};
 use crate::geometry::{Geometry, RegionOffset};
+use crate::getters::getters;
 use crate::plan::{LayoutPlan, PaddingReport};
 
 /// KV blocks in memory: a geometry, and its regions.
@@ -62,10 +63,12 @@ impl PhysicalLayout {
         &self.regions
     }
 
-    /// The storage kind of every region.
-    #[must_use]
-    pub const fn storage_kind(&self) -> StorageKind {
-        self.storage_kind
+    getters! {
+        /// The storage kind of every region.
+        storage_kind: StorageKind,
+        /// The size of the padding. For adopted regions, region padding includes all bytes that the
+        /// geometry does not need.
+        padding: PaddingReport,
     }
 
     /// The location of the rows of (`block`, `layer`, `section`).
@@ -138,13 +141,6 @@ impl PhysicalLayout {
             .iter()
             .map(|region| region.location().alignment())
             .fold(self.geometry.alignment_class(), Ord::min)
-    }
-
-    /// The size of the padding. For adopted regions, region padding includes all bytes that the
-    /// geometry does not need.
-    #[must_use]
-    pub const fn padding(&self) -> PaddingReport {
-        self.padding
     }
 
     /// The outcome of the registration policy.

@@ -37,6 +37,7 @@ pub use stretches::Stretches;
 use crate::config::LayoutConfig;
 use crate::config::field::LARGEST_LAYOUT;
 use crate::error::LayoutError;
+use crate::getters::getters;
 use crate::kind::LayoutKind;
 use crate::verify::findings::Piece;
 use proof::Proved;
@@ -299,18 +300,19 @@ impl Geometry {
         self.origin.as_ref()
     }
 
-    /// The number of blocks, B.
-    #[inline]
-    #[must_use]
-    pub const fn num_blocks(&self) -> u32 {
-        self.num_blocks
-    }
-
-    /// The number of layers, L.
-    #[inline]
-    #[must_use]
-    pub const fn num_layers(&self) -> u32 {
-        self.num_layers
+    getters! {
+        /// The number of blocks, B.
+        #[inline]
+        num_blocks: u32,
+        /// The number of layers, L.
+        #[inline]
+        num_layers: u32,
+        /// The bytes of one block over all layers and sections, without padding.
+        block_bytes: ByteCount,
+        /// The bytes of all blocks, without padding.
+        total_bytes: ByteCount,
+        /// Regions must begin at multiples of this.
+        block_alignment: Alignment,
     }
 
     /// The number of sections of a block.
@@ -318,24 +320,6 @@ impl Geometry {
     #[must_use]
     pub fn section_count(&self) -> u32 {
         u32::try_from(self.sections.len()).unwrap_or(u32::MAX)
-    }
-
-    /// The bytes of one block over all layers and sections, without padding.
-    #[must_use]
-    pub const fn block_bytes(&self) -> ByteCount {
-        self.block_bytes
-    }
-
-    /// The bytes of all blocks, without padding.
-    #[must_use]
-    pub const fn total_bytes(&self) -> ByteCount {
-        self.total_bytes
-    }
-
-    /// Regions must begin at multiples of this.
-    #[must_use]
-    pub const fn block_alignment(&self) -> Alignment {
-        self.block_alignment
     }
 
     /// The number of regions.

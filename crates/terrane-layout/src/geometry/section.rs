@@ -5,6 +5,7 @@ use terrane_core::ByteCount;
 use super::axis::{Axis, SectionName};
 use super::index::RegionOffset;
 use super::steps::AxisSteps;
+use crate::getters::getters;
 
 /// A part of every block: its rows have one length and one set of strides.
 ///
@@ -107,10 +108,17 @@ impl Section {
         self
     }
 
-    /// The name.
-    #[must_use]
-    pub const fn name(&self) -> SectionName {
-        self.name
+    getters! {
+        /// The name.
+        name: SectionName,
+        /// The region of the first element.
+        #[inline]
+        first_region: u32,
+        /// Bytes from the start of the first region to the first element.
+        #[inline]
+        offset: u64,
+        /// Whether the heads of a token are stated.
+        states_heads: bool,
     }
 
     /// The strides of an axis.
@@ -132,20 +140,6 @@ impl Section {
             elements: count(Axis::Element),
             element_bytes: self.element_bytes,
         }
-    }
-
-    /// The region of the first element.
-    #[inline]
-    #[must_use]
-    pub const fn first_region(&self) -> u32 {
-        self.first_region
-    }
-
-    /// Bytes from the start of the first region to the first element.
-    #[inline]
-    #[must_use]
-    pub const fn offset(&self) -> u64 {
-        self.offset
     }
 
     /// The start of the rows of a block and a layer: head, token and element are 0.
@@ -184,11 +178,5 @@ impl Section {
     #[must_use]
     pub fn element_bytes(&self) -> ByteCount {
         ByteCount::new(self.element_bytes.into())
-    }
-
-    /// Whether the heads of a token are stated.
-    #[must_use]
-    pub const fn states_heads(&self) -> bool {
-        self.states_heads
     }
 }

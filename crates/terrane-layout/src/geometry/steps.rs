@@ -1,6 +1,7 @@
 //! The distances between the positions of an axis.
 
 use super::index::RegionOffset;
+use crate::getters::getters;
 
 /// `count` positions, `stride` bytes from one to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,22 +96,13 @@ impl AxisSteps {
         Self { outer, inner, regions }
     }
 
-    /// The groups of positions.
-    #[must_use]
-    pub const fn outer(&self) -> Step {
-        self.outer
-    }
-
-    /// The positions of a group.
-    #[must_use]
-    pub const fn inner(&self) -> Step {
-        self.inner
-    }
-
-    /// Regions from one group to the next; 0 if all groups are in one region.
-    #[must_use]
-    pub const fn regions(&self) -> u32 {
-        self.regions
+    getters! {
+        /// The groups of positions.
+        outer: Step,
+        /// The positions of a group.
+        inner: Step,
+        /// Regions from one group to the next; 0 if all groups are in one region.
+        regions: u32,
     }
 
     /// The two parts, the inner one first: its number of positions, and the distance from one to the

@@ -13,6 +13,7 @@ use crate::config::LayoutConfig;
 use crate::config::field::LARGEST_LAYOUT;
 use crate::error::{LayoutError, Part};
 use crate::geometry::{Axis, Geometry};
+use crate::getters::getters;
 use crate::kind::LayoutKind;
 
 /// The smallest alignment of a planned region, 512 bytes: the sector size of most disks, and enough
@@ -108,17 +109,16 @@ impl LayoutPlan {
         &self.geometry
     }
 
-    /// The limits of this plan.
-    #[must_use]
-    pub const fn limits(&self) -> Limits {
-        self.limits
-    }
-
-    /// The alignment of every region: the strictest of the limits, the block alignment and
-    /// [`LEAST_REGION_ALIGNMENT`].
-    #[must_use]
-    pub const fn alignment(&self) -> Alignment {
-        self.alignment
+    getters! {
+        /// The limits of this plan.
+        limits: Limits,
+        /// The alignment of every region: the strictest of the limits, the block alignment and
+        /// [`LEAST_REGION_ALIGNMENT`].
+        alignment: Alignment,
+        /// The bytes of the base allocation that holds all regions.
+        base_bytes: ByteCount,
+        /// The size of the padding.
+        padding: PaddingReport,
     }
 
     /// The start of a region in the base allocation; `None` if there is no such region.
@@ -164,12 +164,6 @@ impl LayoutPlan {
             })
         });
         ends.max().unwrap_or(0)
-    }
-
-    /// The bytes of the base allocation that holds all regions.
-    #[must_use]
-    pub const fn base_bytes(&self) -> ByteCount {
-        self.base_bytes
     }
 
     /// The request for the one base allocation.
@@ -221,12 +215,6 @@ impl LayoutPlan {
     /// allocate each of the [`requests`](Self::requests) and adopt the memory.
     pub fn check_base(&self) -> Result<(), LayoutError> {
         self.check_size(Part::Base, self.base_bytes)
-    }
-
-    /// The size of the padding.
-    #[must_use]
-    pub const fn padding(&self) -> PaddingReport {
-        self.padding
     }
 
     /// Splits a base allocation into the planned regions.
