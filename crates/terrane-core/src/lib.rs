@@ -54,6 +54,7 @@ mod capability;
 pub mod checksum;
 pub mod convert;
 mod display;
+mod getters;
 mod location;
 mod memory;
 pub mod metrics;

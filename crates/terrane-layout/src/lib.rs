@@ -92,7 +92,6 @@ mod error;
 mod fingerprint;
 pub mod formats;
 mod geometry;
-mod getters;
 mod kind;
 #[cfg(feature = "model-config")]
 pub mod model;

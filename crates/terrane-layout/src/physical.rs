@@ -10,7 +10,6 @@ use terrane_core::{
 
 use crate::error::{LayoutError, Part};
 use crate::geometry::{Geometry, RegionOffset};
-use crate::getters::getters;
 use crate::plan::{LayoutPlan, PaddingReport};
 
 /// KV blocks in memory: a geometry, and its regions.
@@ -63,7 +62,7 @@ impl PhysicalLayout {
         &self.regions
     }
 
-    getters! {
+    terrane_core::getters! {
         /// The storage kind of every region.
         storage_kind: StorageKind,
         /// The size of the padding. For adopted regions, region padding includes all bytes that the

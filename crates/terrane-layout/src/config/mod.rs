@@ -10,7 +10,6 @@ pub use field::{Field, LARGEST_LAYOUT};
 
 use crate::element::ElementFormat;
 use crate::error::LayoutError;
-use crate::getters::getters;
 use crate::kind::TokenOrder;
 
 /// The dimensions of the KV blocks of one cache.
@@ -63,7 +62,7 @@ impl LayoutConfig {
         LayoutConfigBuilder::default()
     }
 
-    getters! {
+    terrane_core::getters! {
         /// The number of blocks, B.
         num_blocks: u32,
         /// The number of layers, L.

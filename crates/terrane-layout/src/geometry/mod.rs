@@ -37,7 +37,6 @@ pub use stretches::Stretches;
 use crate::config::LayoutConfig;
 use crate::config::field::LARGEST_LAYOUT;
 use crate::error::LayoutError;
-use crate::getters::getters;
 use crate::kind::LayoutKind;
 use crate::verify::findings::Piece;
 use proof::Proved;
@@ -300,7 +299,7 @@ impl Geometry {
         self.origin.as_ref()
     }
 
-    getters! {
+    terrane_core::getters! {
         /// The number of blocks, B.
         #[inline]
         num_blocks: u32,

@@ -3,7 +3,6 @@
 use super::axis::Axis;
 use super::proof::Nest;
 use super::section::Section;
-use crate::getters::getters;
 
 /// The parts of one region that belong to one block alone.
 ///
@@ -65,7 +64,7 @@ impl Page {
         self.parts == 1
     }
 
-    getters! {
+    terrane_core::getters! {
         /// The parts of a block.
         parts: u32,
         /// Bytes from one part of a block to the next; zero if a block is one part.

@@ -5,7 +5,6 @@ use terrane_core::ByteCount;
 use super::axis::{Axis, SectionName};
 use super::index::RegionOffset;
 use super::steps::AxisSteps;
-use crate::getters::getters;
 
 /// A part of every block: its rows have one length and one set of strides.
 ///
@@ -108,7 +107,7 @@ impl Section {
         self
     }
 
-    getters! {
+    terrane_core::getters! {
         /// The name.
         name: SectionName,
         /// The region of the first element.

@@ -1,7 +1,6 @@
 //! The distances between the positions of an axis.
 
 use super::index::RegionOffset;
-use crate::getters::getters;
 
 /// `count` positions, `stride` bytes from one to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -96,7 +95,7 @@ impl AxisSteps {
         Self { outer, inner, regions }
     }
 
-    getters! {
+    terrane_core::getters! {
         /// The groups of positions.
         outer: Step,
         /// The positions of a group.

@@ -5,7 +5,6 @@ use std::fmt;
 use terrane_core::{ByteCount, SizeOverflow};
 
 use super::limits::LARGEST_LAYER_COUNT;
-use crate::getters::getters;
 use crate::{ElementFormat, LayoutConfig, LayoutError};
 
 /// Caches of one kind and one size, in one or more layers.
@@ -23,7 +22,7 @@ pub struct CacheGroup {
 }
 
 impl CacheGroup {
-    getters! {
+    terrane_core::getters! {
         /// The kind of cache.
         kind: GroupKind,
         /// KV heads on this rank; 1 for a latent, an indexer and a state.

@@ -13,7 +13,6 @@ use crate::config::LayoutConfig;
 use crate::config::field::LARGEST_LAYOUT;
 use crate::error::{LayoutError, Part};
 use crate::geometry::{Axis, Geometry};
-use crate::getters::getters;
 use crate::kind::LayoutKind;
 
 /// The smallest alignment of a planned region, 512 bytes: the sector size of most disks, and enough
@@ -109,7 +108,7 @@ impl LayoutPlan {
         &self.geometry
     }
 
-    getters! {
+    terrane_core::getters! {
         /// The limits of this plan.
         limits: Limits,
         /// The alignment of every region: the strictest of the limits, the block alignment and

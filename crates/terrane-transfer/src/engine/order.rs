@@ -68,16 +68,11 @@ macro_rules! handle_type {
                 Self { device, raw, _owner: owner }
             }
 
-            /// The device that it belongs to.
-            #[must_use]
-            pub const fn device(&self) -> DeviceId {
-                self.device
-            }
-
-            /// The driver's handle. It is valid while this value or a clone of it lives.
-            #[must_use]
-            pub const fn raw(&self) -> u64 {
-                self.raw
+            terrane_core::getters! {
+                /// The device that it belongs to.
+                device: DeviceId,
+                /// The driver's handle. It is valid while this value or a clone of it lives.
+                raw: u64,
             }
         }
 

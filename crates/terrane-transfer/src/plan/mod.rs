@@ -100,10 +100,13 @@ impl TransferPlan {
         })
     }
 
-    /// The number of runs. This does not create the list.
-    #[must_use]
-    pub fn run_count(&self) -> u64 {
-        self.run_count
+    terrane_core::getters! {
+        /// The number of runs. This does not create the list.
+        run_count: u64,
+        /// The pieces to copy: one for each block, layer and section.
+        pieces: u64,
+        /// The total number of bytes to copy.
+        bytes: ByteCount,
     }
 
     /// Whether parts of pieces are copied one by one: the ends differ in the strides of rows, or
@@ -200,18 +203,6 @@ impl TransferPlan {
     /// The layers, by their numbers at one end.
     pub(crate) fn layers_of(&self, side: Side) -> Range<u32> {
         self.loops.selection.layers.get(side).clone()
-    }
-
-    /// The pieces to copy: one for each block, layer and section.
-    #[must_use]
-    pub fn pieces(&self) -> u64 {
-        self.pieces
-    }
-
-    /// The total number of bytes to copy.
-    #[must_use]
-    pub fn bytes(&self) -> ByteCount {
-        self.bytes
     }
 
     /// The mean length of a run; zero if there is none.

@@ -36,11 +36,6 @@ impl Tile<'_> {
 }
 
 impl TransferPlan {
-    /// The number of tiles.
-    pub(crate) fn tile_count(&self) -> u64 {
-        self.count(|_| 1)
-    }
-
     /// A tile by its number.
     pub(crate) fn tile(&self, index: u64) -> Option<Tile<'_>> {
         self.find(index, |_| 1).map(|(tile, _)| tile)
@@ -171,7 +166,7 @@ impl TransferPlan {
     pub(super) fn make_runs(&self, runs: &mut Vec<CopyRun>) {
         runs.reserve(to_usize(self.run_count));
         if self.loops.breaks_pieces {
-            let tiles = (0..self.tile_count()).filter_map(|index| self.tile(index));
+            let tiles = (0..self.count(|_| 1)).filter_map(|index| self.tile(index));
             tiles.for_each(|tile| tile.for_each(&mut |run| runs.push(*run)));
         } else if self.loops.by_block {
             self.block_by_block(runs);

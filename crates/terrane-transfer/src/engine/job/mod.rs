@@ -266,22 +266,15 @@ impl CopyJob {
 
     /// Releases the claims of a transfer that fails with this error.
     fn release_after(&self, cause: &TransferError) {
-        if !cause.is_refusal() {
-            self.orphan_shared_claims();
+        // A part that was orphaned keeps the claims, and may still access the blocks.
+        if !cause.is_refusal() && Arc::strong_count(&self.parts.claims) > 1 {
+            self.orphan_claims();
         }
         // The deadline may pass while a job waits for its turn.
         let never_started = matches!(cause, TransferError::DeadlineExceeded { .. })
             && self.parts.finalizer.started.get().is_none();
         if (cause.is_refusal() || never_started) && !self.parts.is_part {
             self.parts.claims.writing.has_written(Written::Nothing);
-        }
-    }
-
-    /// Orphans the claims of a transfer that fails, if a part of it was orphaned. That part keeps
-    /// the claims, and may still access the blocks.
-    fn orphan_shared_claims(&self) {
-        if Arc::strong_count(&self.parts.claims) > 1 {
-            self.orphan_claims();
         }
     }
 

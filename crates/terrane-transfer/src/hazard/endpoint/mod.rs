@@ -57,13 +57,6 @@ struct OwnedBytes {
     _regions: Box<[Region]>,
 }
 
-impl OwnedBytes {
-    /// The bytes of one layout, which keeps its memory itself.
-    fn of_one(claim: AddressClaim) -> Arc<Self> {
-        Arc::new(Self { _claim: claim, _regions: Box::default() })
-    }
-}
-
 impl Endpoint {
     /// Creates an endpoint, which tracks the claims on a layout's blocks. It owns their bytes
     /// exclusively while it, a clone or a transfer of it lives.
@@ -101,7 +94,9 @@ impl Endpoint {
 
     fn alone(claim: AddressClaim, extents: SmallVec<[Span; 1]>, layout: PhysicalLayout) -> Self {
         let hazards = HazardTable::new(layout.geometry().num_blocks());
-        Self::build(OwnedBytes::of_one(claim), extents, layout, hazards, 0)
+        // The layout keeps its memory itself.
+        let bytes = Arc::new(OwnedBytes { _claim: claim, _regions: Box::default() });
+        Self::build(bytes, extents, layout, hazards, 0)
     }
 
     fn build(
