@@ -130,31 +130,23 @@ fn layer_group(
     first: u32,
     joins_layers: bool,
 ) -> LayerGroup {
-    let mut nests: SmallVec<[LoopNest; 2]> = SmallVec::new();
-    for section in sections {
-        push_nests(section, selection, firsts, count, &mut nests);
-    }
-    combine_sections(&mut nests);
-    for nest in &mut nests {
-        nest.join(joins_layers);
-    }
-    let steps_of = |nest: &LoopNest| -> u64 {
-        nest.outer
-            .iter()
-            .filter(|level| level.over == LoopAxis::Layers)
-            .map(|level| level.count)
-            .product()
-    };
-    let steps = nests.iter().map(steps_of).max().unwrap_or(1);
-    if nests.iter().any(|nest| steps_of(nest) != steps) {
-        // Layers join in some nests only. Then all nests keep the loop.
-        nests.clear();
+    let joined = |joins_layers| {
+        let mut nests: SmallVec<[LoopNest; 2]> = SmallVec::new();
         for section in sections {
             push_nests(section, selection, firsts, count, &mut nests);
         }
         combine_sections(&mut nests);
-        nests.iter_mut().for_each(|nest| nest.join(false));
-        return LayerGroup { nests, first, steps: count.into(), layers_per_step: 1 };
+        nests.iter_mut().for_each(|nest| nest.join(joins_layers));
+        nests
+    };
+    let nests = joined(joins_layers);
+    let steps_of =
+        |nest: &LoopNest| nest.outer_over(LoopAxis::Layers).map_or(1, |level| level.count);
+    let steps = nests.iter().map(steps_of).max().unwrap_or(1);
+    if nests.iter().any(|nest| steps_of(nest) != steps) {
+        // Layers join in some nests only. Then all nests keep the loop.
+        let (nests, steps) = (joined(false), count.into());
+        return LayerGroup { nests, first, steps, layers_per_step: 1 };
     }
     let per_step = u64::from(count).checked_div(steps).unwrap_or(1);
     LayerGroup { nests, first, steps, layers_per_step: u32::try_from(per_step).unwrap_or(count) }
