@@ -53,7 +53,8 @@ mod capability;
 #[cfg(feature = "checksum")]
 pub mod checksum;
 pub mod convert;
-mod debug_fields;
+mod display;
+mod getters;
 mod location;
 mod memory;
 pub mod metrics;

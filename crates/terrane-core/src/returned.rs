@@ -15,8 +15,20 @@
 ///
 /// delegate_error!(Refused<G>);
 /// ```
+///
+/// `delegate_error!(Refused<G>, into AllocateError)` also implements [`From`]: the conversion drops
+/// the value, and keeps the cause.
 #[macro_export]
 macro_rules! delegate_error {
+    ($error:ident $(<$value:ident>)?, into $cause:ty) => {
+        $crate::delegate_error!($error $(<$value>)?);
+
+        impl $(<$value>)? ::core::convert::From<$error $(<$value>)?> for $cause {
+            fn from(error: $error $(<$value>)?) -> Self {
+                error.cause
+            }
+        }
+    };
     ($error:ident $(<$value:ident>)?) => {
         impl $(<$value>)? ::core::fmt::Display for $error $(<$value>)? {
             fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {

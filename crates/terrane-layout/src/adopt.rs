@@ -3,37 +3,13 @@
 use terrane_core::{AgentName, ByteCount, Memory, Region, Span, StorageKind};
 
 use crate::error::{LayoutError, Part, RegionRole};
-use crate::physical::{PhysicalLayout, RegistrationState};
 use crate::plan::{LayoutPlan, PaddingReport};
 
-/// The results of the checks of adopted regions.
-pub(crate) struct Adoptable {
-    storage_kind: StorageKind,
-    padding: PaddingReport,
-}
-
-impl Adoptable {
-    /// Checks count, storage kind, size, alignment and overlap.
-    pub(crate) fn check(plan: &LayoutPlan, regions: &[Region]) -> Result<Self, LayoutError> {
-        let storage_kind = check_regions(plan, regions)?;
-        let held: Result<ByteCount, _> = regions.iter().map(Memory::length).collect();
-        let padding = PaddingReport::new(plan.geometry(), held?);
-        Ok(Self { storage_kind, padding })
-    }
-
-    /// Builds the layout over the checked regions, which may have been registered since the check.
-    pub(crate) fn into_layout(
-        self,
-        plan: &LayoutPlan,
-        regions: Vec<Region>,
-        registration: RegistrationState,
-    ) -> PhysicalLayout {
-        let Self { storage_kind, padding } = self;
-        PhysicalLayout::new(plan, regions, storage_kind, registration, padding)
-    }
-}
-
-fn check_regions(plan: &LayoutPlan, regions: &[Region]) -> Result<StorageKind, LayoutError> {
+/// Checks count, storage kind, size, alignment and overlap.
+pub(crate) fn check_regions(
+    plan: &LayoutPlan,
+    regions: &[Region],
+) -> Result<(StorageKind, PaddingReport), LayoutError> {
     let geometry = plan.geometry();
     let expected = geometry.region_count();
     let first = regions.first().filter(|_| u32::try_from(regions.len()) == Ok(expected));
@@ -67,7 +43,8 @@ fn check_regions(plan: &LayoutPlan, regions: &[Region]) -> Result<StorageKind, L
             }
         }
     }
-    Ok(first)
+    let held: Result<ByteCount, _> = regions.iter().map(Memory::length).collect();
+    Ok((first, PaddingReport::new(geometry, held?)))
 }
 
 /// Checks that every region is within a registration of `agent`.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use terrane_core::{AgentName, Allocate, Limits, Memory, Region, Register, Registered};
 
-use crate::adopt::{Adoptable, check_registrations};
+use crate::adopt::{check_regions, check_registrations};
 use crate::config::LayoutConfig;
 use crate::error::{LayoutError, Part};
 use crate::geometry::Geometry;
@@ -13,8 +13,7 @@ use crate::kind::{BlockDimension, LayoutKind};
 use crate::physical::{PhysicalLayout, RegistrationState};
 use crate::plan::{LayoutPlan, PaddingReport};
 use crate::state::{
-    Adopted, AdoptedRegistered, FromAllocator, NeedsKind, NeedsMemory, NeedsRegistration, Planning,
-    Policy, Ready,
+    Adopted, FromAllocator, NeedsKind, NeedsMemory, NeedsRegistration, Policy, Ready,
 };
 
 /// Builds a [`PhysicalLayout`] in steps whose order the compiler checks.
@@ -57,14 +56,14 @@ impl LayoutBuilder<NeedsKind> {
 
     /// One of the kinds, chosen at run time.
     pub fn kind(self, kind: LayoutKind) -> LayoutBuilder<NeedsMemory> {
-        LayoutBuilder { state: NeedsMemory { geometry: Planning::Config(self.state.0, kind) } }
+        LayoutBuilder { state: NeedsMemory { geometry: Geometry::new(&self.state.0, kind) } }
     }
 }
 
 impl LayoutBuilder<NeedsMemory> {
     /// Starts with a geometry, whose sections define the contents and their order.
     pub fn from_geometry(geometry: Geometry) -> Self {
-        Self { state: NeedsMemory { geometry: Planning::Geometry(geometry) } }
+        Self { state: NeedsMemory { geometry: Ok(geometry) } }
     }
 
     /// One base allocation of `allocator`, split into the regions at the plan's alignment.
@@ -106,10 +105,8 @@ impl LayoutBuilder<NeedsMemory> {
         self,
         agent: AgentName,
         regions: impl IntoIterator<Item = Region>,
-    ) -> LayoutBuilder<Ready<'static, AdoptedRegistered>> {
-        let regions = regions.into_iter().collect();
-        let memory = AdoptedRegistered { regions, agent };
-        self.with_memory(memory).with_policy(Policy::Unregistered)
+    ) -> LayoutBuilder<Ready<'static, Adopted>> {
+        self.adopt(regions).with_policy(Policy::Settled(RegistrationState::Adopted { agent }))
     }
 
     fn with_memory<M>(self, memory: M) -> LayoutBuilder<NeedsRegistration<M>> {
@@ -121,19 +118,19 @@ impl LayoutBuilder<NeedsMemory> {
 impl<M> LayoutBuilder<NeedsRegistration<M>> {
     /// Registers nothing.
     pub fn unregistered(self) -> LayoutBuilder<Ready<'static, M>> {
-        self.with_policy(Policy::Unregistered)
+        self.with_policy(Policy::Settled(RegistrationState::Unregistered))
     }
 
     /// Registers the base allocation, or each adopted region. If that fails, `build` fails.
     pub fn register(self, registrar: &dyn Register) -> LayoutBuilder<Ready<'_, M>> {
-        self.with_policy(Policy::Required(registrar))
+        self.with_policy(Policy::Register { registrar, required: true })
     }
 
     /// Registers the base allocation, or all adopted regions, if the registrar accepts them.
     /// Otherwise nothing stays registered, and [`PhysicalLayout::registration_state`] has the
     /// reason.
     pub fn register_if_supported(self, registrar: &dyn Register) -> LayoutBuilder<Ready<'_, M>> {
-        self.with_policy(Policy::IfSupported(registrar))
+        self.with_policy(Policy::Register { registrar, required: false })
     }
 
     fn with_policy(self, policy: Policy<'_>) -> LayoutBuilder<Ready<'_, M>> {
@@ -152,8 +149,8 @@ impl<A: Allocate> LayoutBuilder<Ready<'_, FromAllocator<'_, A>>> {
     /// refuse, or the memory may not match the request.
     pub fn build(self) -> Result<PhysicalLayout, LayoutError> {
         let Ready { geometry, memory: FromAllocator(allocator), policy } = self.state;
-        let planned = Planned::new(geometry, allocator.limits(), policy, |plan| plan.check_base())?;
-        let plan = planned.plan;
+        let check = LayoutPlan::check_base;
+        let (plan, (), policy) = planned(geometry, allocator.limits(), policy, check)?;
         let memory = allocator
             .allocate(&plan.base_request())
             .map_err(|source| LayoutError::Allocate { source: Box::new(source) })?;
@@ -161,7 +158,7 @@ impl<A: Allocate> LayoutBuilder<Ready<'_, FromAllocator<'_, A>>> {
         Part::Base.check(&memory, plan.base_bytes(), plan.alignment())?;
         let (storage_kind, held) = (memory.kind(), memory.length());
         let mut base = Region::new(memory);
-        let registration = planned.policy.register(slice::from_mut(&mut base), |_| Part::Base)?;
+        let registration = policy.register(slice::from_mut(&mut base), |_| Part::Base)?;
         let padding = PaddingReport::new(plan.geometry(), held);
         let regions = plan.cut(&base)?;
         Ok(PhysicalLayout::new(&plan, regions, storage_kind, registration, padding))
@@ -176,37 +173,23 @@ impl LayoutBuilder<Ready<'_, Adopted>> {
     /// [`BuildFailed`] returns the regions, registered as before the call, with the cause.
     pub fn build(self) -> Result<PhysicalLayout, BuildFailed> {
         let Ready { geometry, memory: Adopted { mut regions }, policy } = self.state;
-        let planned =
-            Planned::new(geometry, Limits::NONE, policy, |plan| Adoptable::check(plan, &regions));
-        match planned {
-            Ok(Planned { plan, checked, policy }) => {
-                match policy.register(&mut regions, Part::Region) {
-                    Ok(registration) => Ok(checked.into_layout(&plan, regions, registration)),
-                    Err(cause) => Err(BuildFailed { regions, cause }),
-                }
+        let registered_with = match &policy {
+            Policy::Settled(state) => state.agent().cloned(),
+            Policy::Register { .. } => None,
+        };
+        let planned = planned(geometry, Limits::NONE, policy, |plan| {
+            let checked = check_regions(plan, &regions)?;
+            if let Some(agent) = &registered_with {
+                check_registrations(plan, &regions, agent)?;
             }
-            Err(cause) => Err(BuildFailed { regions, cause }),
-        }
-    }
-}
-
-impl LayoutBuilder<Ready<'_, AdoptedRegistered>> {
-    /// Plans and checks.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildFailed`] returns the regions, still registered, with the cause.
-    pub fn build(self) -> Result<PhysicalLayout, BuildFailed> {
-        let Ready { geometry, memory: AdoptedRegistered { regions, agent }, policy } = self.state;
-        let planned = Planned::new(geometry, Limits::NONE, policy, |plan| {
-            let checked = Adoptable::check(plan, &regions)?;
-            check_registrations(plan, &regions, &agent)?;
             Ok(checked)
         });
-        match planned {
-            Ok(Planned { plan, checked, .. }) => {
-                let registration = RegistrationState::Adopted { agent };
-                Ok(checked.into_layout(&plan, regions, registration))
+        let built = planned.and_then(|(plan, checked, policy)| {
+            Ok((plan, checked, policy.register(&mut regions, Part::Region)?))
+        });
+        match built {
+            Ok((plan, (storage_kind, padding), registration)) => {
+                Ok(PhysicalLayout::new(&plan, regions, storage_kind, registration, padding))
             }
             Err(cause) => Err(BuildFailed { regions, cause }),
         }
@@ -222,68 +205,34 @@ pub struct BuildFailed {
     pub cause: LayoutError,
 }
 
-terrane_core::delegate_error!(BuildFailed);
+terrane_core::delegate_error!(BuildFailed, into LayoutError);
 
-/// Drops the regions and keeps the cause.
-impl From<BuildFailed> for LayoutError {
-    fn from(failed: BuildFailed) -> Self {
-        failed.cause
+/// Plans under the limits of the memory and of the registrar, and calls `check` with the plan. If
+/// registration is optional and only the registrar's limits prevent the layout, plans without them.
+fn planned<'r, T>(
+    geometry: Result<Geometry, LayoutError>,
+    limits: Limits,
+    policy: Policy<'r>,
+    check: impl Fn(&LayoutPlan) -> Result<T, LayoutError>,
+) -> Result<(LayoutPlan, T, Policy<'r>), LayoutError> {
+    let geometry = geometry?;
+    let plan_under = |limits, policy| {
+        let plan = LayoutPlan::of(geometry.clone(), limits)?;
+        let checked = check(&plan)?;
+        Ok((plan, checked, policy))
+    };
+    let Policy::Register { registrar, required } = policy else {
+        return plan_under(limits, policy);
+    };
+    match plan_under(limits.and(registrar.limits()), policy) {
+        Err(cause) if !required => {
+            plan_under(limits, Policy::Settled(refused(registrar.agent().clone(), cause)))
+        }
+        planned => planned,
     }
 }
 
-/// A plan, and the registration policy for it.
-struct Planned<'r, T> {
-    plan: LayoutPlan,
-    /// The result of the checks of the plan.
-    checked: T,
-    policy: Effective<'r>,
-}
-
-/// The registration that the registrar's limits permit.
-enum Effective<'r> {
-    Unregistered,
-    Required(&'r dyn Register),
-    IfSupported(&'r dyn Register),
-    /// The registrar cannot register this layout, and the caller permits that.
-    Refused {
-        agent: AgentName,
-        cause: LayoutError,
-    },
-}
-
-impl<'r, T> Planned<'r, T> {
-    /// Plans under the limits of the memory and of the registrar. If registration is optional and
-    /// only the registrar's limits prevent the layout, plans without them.
-    fn new(
-        geometry: Planning,
-        limits: Limits,
-        policy: Policy<'r>,
-        check: impl Fn(&LayoutPlan) -> Result<T, LayoutError>,
-    ) -> Result<Self, LayoutError> {
-        let geometry = geometry.geometry()?;
-        let plan_under = |limits| {
-            let plan = LayoutPlan::of(geometry.clone(), limits)?;
-            let checked = check(&plan)?;
-            Ok::<_, LayoutError>((plan, checked))
-        };
-        let ((plan, checked), policy) = match policy {
-            Policy::Unregistered => (plan_under(limits)?, Effective::Unregistered),
-            Policy::Required(registrar) => {
-                (plan_under(limits.and(registrar.limits()))?, Effective::Required(registrar))
-            }
-            Policy::IfSupported(registrar) => match plan_under(limits.and(registrar.limits())) {
-                Ok(plan) => (plan, Effective::IfSupported(registrar)),
-                Err(cause) => {
-                    let agent = registrar.agent().clone();
-                    (plan_under(limits)?, Effective::Refused { agent, cause })
-                }
-            },
-        };
-        Ok(Self { plan, checked, policy })
-    }
-}
-
-impl Effective<'_> {
+impl Policy<'_> {
     /// Registers the regions in place. If that fails, all of them stay as they were.
     fn register(
         self,
@@ -291,10 +240,8 @@ impl Effective<'_> {
         part: impl Fn(u32) -> Part,
     ) -> Result<RegistrationState, LayoutError> {
         let (registrar, required) = match self {
-            Self::Unregistered => return Ok(RegistrationState::Unregistered),
-            Self::Refused { agent, cause } => return Ok(refused(agent, cause)),
-            Self::Required(registrar) => (registrar, true),
-            Self::IfSupported(registrar) => (registrar, false),
+            Self::Settled(state) => return Ok(state),
+            Self::Register { registrar, required } => (registrar, required),
         };
         let agent = registrar.agent().clone();
         let mut registered = Vec::with_capacity(regions.len());

@@ -283,15 +283,11 @@ pub enum RegionRole {
     Region,
 }
 
-impl fmt::Display for RegionRole {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::AllLayers => "for all layers",
-            Self::Layer => "for each layer",
-            Self::Region => "for each region that the sections name",
-        })
-    }
-}
+terrane_core::display_names!(RegionRole {
+    Self::AllLayers => "for all layers",
+    Self::Layer => "for each layer",
+    Self::Region => "for each region that the sections name",
+});
 
 fn smaller(part: Part) -> &'static str {
     match part {

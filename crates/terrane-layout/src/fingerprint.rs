@@ -41,18 +41,6 @@ impl BlockFingerprint {
         encoded.extend(salt);
         Self(xxh3_128(&encoded))
     }
-
-    /// Restores a fingerprint from [`to_u128`](Self::to_u128).
-    #[must_use]
-    pub const fn from_u128(bits: u128) -> Self {
-        Self(bits)
-    }
-
-    /// The 128 bits.
-    #[must_use]
-    pub const fn to_u128(self) -> u128 {
-        self.0
-    }
 }
 
 impl LayoutFingerprint {
@@ -62,18 +50,6 @@ impl LayoutFingerprint {
         let mut encoded = geometry.encode();
         encoded.push(b'L');
         Self(xxh3_128(&encoded))
-    }
-
-    /// Restores a fingerprint from [`to_u128`](Self::to_u128).
-    #[must_use]
-    pub const fn from_u128(bits: u128) -> Self {
-        Self(bits)
-    }
-
-    /// The 128 bits.
-    #[must_use]
-    pub const fn to_u128(self) -> u128 {
-        self.0
     }
 }
 
@@ -92,20 +68,13 @@ fn encode_shapes(geometry: &Geometry, encoded: &mut Vec<u8>) {
     encoded.extend(geometry.section_count().to_le_bytes());
     for section in sections {
         let shape = section.shape();
-        encode_name(section, encoded);
+        section.name().encode(encoded);
         // Zero means that heads are not stated.
         let heads = shape.heads.unwrap_or(0);
         for number in [shape.layers, heads, shape.tokens, shape.elements, shape.element_bytes] {
             encoded.extend(number.to_le_bytes());
         }
     }
-}
-
-fn encode_name(section: &Section, encoded: &mut Vec<u8>) {
-    let name = section.name();
-    let text = name.as_str();
-    encoded.extend(u8::try_from(text.len()).unwrap_or(u8::MAX).to_le_bytes());
-    encoded.extend(text.as_bytes());
 }
 
 fn parse(text: &str) -> Result<u128, InvalidFingerprint> {
@@ -119,8 +88,22 @@ fn parse(text: &str) -> Result<u128, InvalidFingerprint> {
     u128::from_str_radix(digits, 16).map_err(|_| error)
 }
 
-macro_rules! text {
+macro_rules! bits_and_text {
     ($($name:ident),*) => {$(
+        impl $name {
+            /// Restores a fingerprint from [`to_u128`](Self::to_u128).
+            #[must_use]
+            pub const fn from_u128(bits: u128) -> Self {
+                Self(bits)
+            }
+
+            /// The 128 bits.
+            #[must_use]
+            pub const fn to_u128(self) -> u128 {
+                self.0
+            }
+        }
+
         /// `v2-` and 32 hexadecimal digits.
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -144,7 +127,7 @@ macro_rules! text {
     )*};
 }
 
-text!(BlockFingerprint, LayoutFingerprint);
+bits_and_text!(BlockFingerprint, LayoutFingerprint);
 
 /// A text that is not a fingerprint of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,7 +1,5 @@
 //! The order of blocks, layers and outers in memory, and of tokens and heads within them.
 
-use std::fmt;
-
 /// The outermost dimensions in memory.
 ///
 /// Formulas use B blocks, L layers, O outers and pieces of R bytes. Strides grow with the
@@ -48,14 +46,10 @@ impl TokenOrder {
     pub const ALL: [Self; 2] = [Self::TokenMajor, Self::HeadMajor];
 }
 
-impl fmt::Display for TokenOrder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::TokenMajor => "token-major",
-            Self::HeadMajor => "head-major",
-        })
-    }
-}
+terrane_core::display_names!(TokenOrder {
+    Self::TokenMajor => "token-major",
+    Self::HeadMajor => "head-major",
+});
 
 impl LayoutKind {
     /// Every kind.
@@ -66,16 +60,8 @@ impl LayoutKind {
     ];
 }
 
-impl fmt::Display for LayoutKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::FullyContiguous => "fully contiguous",
-            Self::LayerSeparate { block_dimension: BlockDimension::First } => {
-                "layer separate, block first"
-            }
-            Self::LayerSeparate { block_dimension: BlockDimension::Second } => {
-                "layer separate, outer first"
-            }
-        })
-    }
-}
+terrane_core::display_names!(LayoutKind {
+    Self::FullyContiguous => "fully contiguous",
+    Self::LayerSeparate { block_dimension: BlockDimension::First } => "layer separate, block first",
+    Self::LayerSeparate { block_dimension: BlockDimension::Second } => "layer separate, outer first",
+});

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use terrane_core::convert::to_usize;
 use terrane_core::{
     AgentName, Alignment, ByteCount, CapabilityReport, DeviceAddress, DeviceId, FilePosition,
     HostAddress, Location, Memory, Region, RegistrationRecord, Span, StorageKind,
@@ -61,10 +62,12 @@ impl PhysicalLayout {
         &self.regions
     }
 
-    /// The storage kind of every region.
-    #[must_use]
-    pub const fn storage_kind(&self) -> StorageKind {
-        self.storage_kind
+    terrane_core::getters! {
+        /// The storage kind of every region.
+        storage_kind: StorageKind,
+        /// The size of the padding. For adopted regions, region padding includes all bytes that the
+        /// geometry does not need.
+        padding: PaddingReport,
     }
 
     /// The location of the rows of (`block`, `layer`, `section`).
@@ -103,13 +106,9 @@ impl PhysicalLayout {
     #[inline]
     #[must_use]
     pub fn host_address(&self, block: u32, layer: u32, section: u32) -> Option<HostAddress> {
+        let Bases::Host(bases) = &self.bases else { return None };
         let at = self.geometry.try_offset(block, layer, section).ok()?;
-        match &self.bases {
-            Bases::Host(bases) => {
-                bases.get(at_index(at.region))?.checked_add(ByteCount::new(at.offset))
-            }
-            _ => None,
-        }
+        bases.get(to_usize(at.region.into()))?.checked_add(ByteCount::new(at.offset))
     }
 
     /// The device address of the rows of (`block`, `layer`, `section`), in about a nanosecond.
@@ -118,13 +117,9 @@ impl PhysicalLayout {
     #[inline]
     #[must_use]
     pub fn device_address(&self, block: u32, layer: u32, section: u32) -> Option<DeviceAddress> {
+        let Bases::Device(_, bases) = &self.bases else { return None };
         let at = self.geometry.try_offset(block, layer, section).ok()?;
-        match &self.bases {
-            Bases::Device(_, bases) => {
-                bases.get(at_index(at.region))?.checked_add(ByteCount::new(at.offset))
-            }
-            _ => None,
-        }
+        bases.get(to_usize(at.region.into()))?.checked_add(ByteCount::new(at.offset))
     }
 
     /// The file position of the rows of (`block`, `layer`, `section`). `None` if an index is out
@@ -132,13 +127,9 @@ impl PhysicalLayout {
     #[inline]
     #[must_use]
     pub fn file_position(&self, block: u32, layer: u32, section: u32) -> Option<FilePosition> {
+        let Bases::File(bases) = &self.bases else { return None };
         let at = self.geometry.try_offset(block, layer, section).ok()?;
-        match &self.bases {
-            Bases::File(bases) => {
-                bases.get(at_index(at.region))?.checked_add(ByteCount::new(at.offset))
-            }
-            _ => None,
-        }
+        bases.get(to_usize(at.region.into()))?.checked_add(ByteCount::new(at.offset))
     }
 
     /// The largest power of two that divides the start and the length of every contiguous stretch
@@ -149,13 +140,6 @@ impl PhysicalLayout {
             .iter()
             .map(|region| region.location().alignment())
             .fold(self.geometry.alignment_class(), Ord::min)
-    }
-
-    /// The size of the padding. For adopted regions, region padding includes all bytes that the
-    /// geometry does not need.
-    #[must_use]
-    pub const fn padding(&self) -> PaddingReport {
-        self.padding
     }
 
     /// The outcome of the registration policy.
@@ -169,26 +153,14 @@ impl PhysicalLayout {
     #[must_use]
     pub fn registrations(&self) -> Vec<RegionRegistration> {
         let mut registrations: Vec<RegionRegistration> = Vec::new();
-        let mut previous: Option<&Region> = None;
-        for (number, region) in (0_u32..).zip(&self.regions) {
-            if previous.is_some_and(|previous| previous.same_memory(region)) {
-                // The same registrations cover one more region.
-                let (last, first) = (number, registrations.last().map(|entry| entry.first_region));
-                registrations
-                    .iter_mut()
-                    .rev()
-                    .take_while(|entry| Some(entry.first_region) == first)
-                    .for_each(|entry| entry.last_region = last);
-            } else {
-                region.visit_registrations(&mut |record| {
-                    registrations.push(RegionRegistration {
-                        first_region: number,
-                        last_region: number,
-                        record: record.clone(),
-                    });
-                });
-            }
-            previous = Some(region);
+        let numbered: Vec<(u32, &Region)> = (0_u32..).zip(&self.regions).collect();
+        for same in numbered.chunk_by(|(_, one), (_, next)| one.same_memory(next)) {
+            let [(first_region, region), ..] = *same else { continue };
+            let last_region = same.last().map_or(first_region, |(number, _)| *number);
+            region.visit_registrations(&mut |record| {
+                let record = record.clone();
+                registrations.push(RegionRegistration { first_region, last_region, record });
+            });
         }
         registrations
     }
@@ -198,16 +170,13 @@ impl PhysicalLayout {
     #[must_use]
     pub fn capabilities(&self) -> CapabilityReport {
         let mut report = CapabilityReport::default();
-        let mut previous: Option<&Region> = None;
-        for region in &self.regions {
-            if !previous.is_some_and(|previous| previous.same_memory(region)) {
-                for outcome in region.capabilities().outcomes() {
-                    if !report.outcomes().contains(outcome) {
-                        report.extend([outcome.clone()]);
-                    }
+        let distinct = self.regions.chunk_by(Region::same_memory).filter_map(|same| same.first());
+        for region in distinct {
+            for outcome in region.capabilities().outcomes() {
+                if !report.outcomes().contains(outcome) {
+                    report.extend([outcome.clone()]);
                 }
             }
-            previous = Some(region);
         }
         report
     }
@@ -308,7 +277,7 @@ impl Bases {
 
     #[inline]
     fn location(&self, region: u32, offset: ByteCount) -> Option<Location> {
-        let region = at_index(region);
+        let region = to_usize(region.into());
         match self {
             Self::Host(bases) => bases.get(region)?.checked_add(offset).map(Location::Host),
             Self::Device(device, bases) => {
@@ -319,12 +288,4 @@ impl Bases {
             Self::Other(bases) => bases.get(region)?.checked_add(offset),
         }
     }
-}
-
-/// A region's number as an index.
-#[inline]
-fn at_index(region: u32) -> usize {
-    // There is no `usize::from` for a number of 32 bits. terrane-core supports only 64-bit
-    // platforms.
-    ByteCount::new(u64::from(region)).to_usize()
 }

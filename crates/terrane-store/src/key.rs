@@ -127,7 +127,7 @@ fn check(key: &[u8]) -> Result<(), KeyError> {
 }
 
 // The secret is not printed.
-terrane_core::debug_fields!(KeyHasher);
+terrane_core::debug_fields!(KeyHasher {});
 
 #[cfg(test)]
 mod tests {

@@ -229,4 +229,4 @@ impl<T> fmt::Debug for CompletionQueue<T> {
     }
 }
 
-terrane_core::debug_fields!(QueuePlace<T>);
+terrane_core::debug_fields!(QueuePlace<T> {});

@@ -1,6 +1,5 @@
 //! The reasons why a transfer was refused, or failed.
 
-use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -357,6 +356,10 @@ pub enum TransferError {
 }
 
 impl TransferError {
+    pub(crate) fn not_started(engine: &'static str, source: impl Into<BoxedCause>) -> Self {
+        Self::EngineNotStarted { engine, source: source.into() }
+    }
+
     /// Whether the transfer was refused, or cancelled, before it started: nothing was copied.
     #[must_use]
     pub const fn is_refusal(&self) -> bool {
@@ -387,21 +390,10 @@ pub struct Rejected<G> {
     pub cause: TransferError,
 }
 
-/// The guard need not be `Debug`: only the cause is shown.
-impl<G> fmt::Debug for Rejected<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rejected").field("cause", &self.cause).finish_non_exhaustive()
-    }
-}
+// The guard need not be `Debug`: only the cause is shown.
+terrane_core::debug_fields!(Rejected<G> { cause });
 
-terrane_core::delegate_error!(Rejected<G>);
-
-/// Drops the guard and keeps the cause.
-impl<G> From<Rejected<G>> for TransferError {
-    fn from(rejected: Rejected<G>) -> Self {
-        rejected.cause
-    }
-}
+terrane_core::delegate_error!(Rejected<G>, into TransferError);
 
 fn seconds(duration: &Duration) -> String {
     format!("{:.3} s", duration.as_secs_f64())

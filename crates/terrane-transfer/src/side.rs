@@ -1,7 +1,5 @@
 //! The two ends of a transfer.
 
-use std::fmt;
-
 /// An end of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
@@ -11,14 +9,10 @@ pub enum Side {
     Destination,
 }
 
-impl fmt::Display for Side {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Source => "source",
-            Self::Destination => "destination",
-        })
-    }
-}
+terrane_core::display_names!(Side {
+    Self::Source => "source",
+    Self::Destination => "destination",
+});
 
 impl Side {
     /// Both sides, the source first.

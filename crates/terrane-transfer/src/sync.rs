@@ -16,9 +16,7 @@ pub(crate) use std::{
     thread_local as per_thread,
 };
 
-use std::time::Duration;
-#[cfg(not(loom))]
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use terrane_core::sync::unpoisoned;
 
@@ -44,37 +42,26 @@ pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> Mute
     unpoisoned(condition.wait(guard))
 }
 
-/// Like [`wait`], but at most for `most`, if it is set.
-#[cfg(not(loom))]
+/// Like [`wait`], but at most for `most`, if it is set. The model checker has no clock, so its wait
+/// has no limit.
 pub(crate) fn wait_at_most<'a, T>(
     condition: &Condvar,
     guard: MutexGuard<'a, T>,
     most: Option<Duration>,
 ) -> MutexGuard<'a, T> {
-    match most {
+    match most.filter(|_| !cfg!(loom)) {
         Some(most) => unpoisoned(condition.wait_timeout(guard, most)).0,
         None => wait(condition, guard),
     }
 }
 
-/// The model checker has no clock.
-#[cfg(loom)]
-pub(crate) fn wait_at_most<'a, T>(
-    condition: &Condvar,
-    guard: MutexGuard<'a, T>,
-    _most: Option<Duration>,
-) -> MutexGuard<'a, T> {
-    wait(condition, guard)
-}
-
-/// A time span that starts at its first check.
-#[cfg(not(loom))]
+/// A time span that starts at its first check. Under the model checker, which has no clock, a span
+/// lasts one check.
 pub(crate) struct Countdown {
     span: Duration,
     begun: Option<Instant>,
 }
 
-#[cfg(not(loom))]
 impl Countdown {
     pub(crate) fn new(span: Duration) -> Self {
         Self { span, begun: None }
@@ -83,32 +70,15 @@ impl Countdown {
     /// A span that has started, and ends at `end`.
     pub(crate) fn until(end: Instant) -> Self {
         let now = Instant::now();
-        Self { span: end.saturating_duration_since(now), begun: Some(now) }
+        let span = if cfg!(loom) { Duration::ZERO } else { end.saturating_duration_since(now) };
+        Self { span, begun: Some(now) }
     }
 
     /// Whether time remains at `now`.
     pub(crate) fn has_time_left(&mut self, now: Instant) -> bool {
+        if cfg!(loom) {
+            return !std::mem::take(&mut self.span).is_zero();
+        }
         now.saturating_duration_since(*self.begun.get_or_insert(now)) < self.span
-    }
-}
-
-/// The model checker has no clock: a span lasts one check.
-#[cfg(loom)]
-pub(crate) struct Countdown {
-    over: bool,
-}
-
-#[cfg(loom)]
-impl Countdown {
-    pub(crate) fn new(span: Duration) -> Self {
-        Self { over: span.is_zero() }
-    }
-
-    pub(crate) fn until(_end: std::time::Instant) -> Self {
-        Self { over: true }
-    }
-
-    pub(crate) fn has_time_left(&mut self, _now: std::time::Instant) -> bool {
-        !std::mem::replace(&mut self.over, true)
     }
 }

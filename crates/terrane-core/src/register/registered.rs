@@ -106,14 +106,7 @@ pub struct RegistrationFailed<M> {
     pub cause: RegisterError,
 }
 
-crate::delegate_error!(RegistrationFailed<M>);
-
-/// Drops the memory and keeps the cause.
-impl<M> From<RegistrationFailed<M>> for RegisterError {
-    fn from(failed: RegistrationFailed<M>) -> Self {
-        failed.cause
-    }
-}
+crate::delegate_error!(RegistrationFailed<M>, into RegisterError);
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,5 @@
 //! The fields of a config and the largest layout, as errors name them.
 
-use std::fmt;
-
 use terrane_core::ByteCount;
 
 use crate::error::LayoutError;
@@ -37,23 +35,19 @@ pub enum Field {
     RowBytes,
 }
 
-impl fmt::Display for Field {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::NumBlocks => "num_blocks",
-            Self::NumLayers => "num_layers",
-            Self::OuterDim => "outer_dim",
-            Self::PageSize => "page_size",
-            Self::InnerDim => "inner_dim",
-            Self::Element => "element",
-            Self::NumHeads => "num_heads",
-            Self::ElementWidth => "element (width in bytes)",
-            Self::GroupElements => "element (elements per group)",
-            Self::GroupBytes => "element (bytes per group)",
-            Self::RowBytes => "element (bytes per token row)",
-        })
-    }
-}
+terrane_core::display_names!(Field {
+    Self::NumBlocks => "num_blocks",
+    Self::NumLayers => "num_layers",
+    Self::OuterDim => "outer_dim",
+    Self::PageSize => "page_size",
+    Self::InnerDim => "inner_dim",
+    Self::Element => "element",
+    Self::NumHeads => "num_heads",
+    Self::ElementWidth => "element (width in bytes)",
+    Self::GroupElements => "element (elements per group)",
+    Self::GroupBytes => "element (bytes per group)",
+    Self::RowBytes => "element (bytes per token row)",
+});
 
 /// Checks the value of a field against its range.
 pub(crate) fn in_range(

@@ -62,46 +62,31 @@ impl LayoutConfig {
         LayoutConfigBuilder::default()
     }
 
-    /// The number of blocks, B.
-    #[must_use]
-    pub const fn num_blocks(&self) -> u32 {
-        self.num_blocks
-    }
-
-    /// The number of layers, L.
-    #[must_use]
-    pub const fn num_layers(&self) -> u32 {
-        self.num_layers
-    }
-
-    /// The number of outers, O: 2 for K and V, 1 for a latent.
-    #[must_use]
-    pub const fn outer_dim(&self) -> u32 {
-        self.outer_dim
-    }
-
-    /// Tokens per block.
-    #[must_use]
-    pub const fn page_size(&self) -> u32 {
-        self.page_size
-    }
-
-    /// Elements per token, layer and outer.
-    #[must_use]
-    pub const fn inner_dim(&self) -> u32 {
-        self.inner_dim
-    }
-
-    /// The element format.
-    #[must_use]
-    pub const fn element(&self) -> ElementFormat {
-        self.element
-    }
-
-    /// The heads of a token's row, if they are stated.
-    #[must_use]
-    pub const fn num_heads(&self) -> Option<u32> {
-        self.num_heads
+    terrane_core::getters! {
+        /// The number of blocks, B.
+        num_blocks: u32,
+        /// The number of layers, L.
+        num_layers: u32,
+        /// The number of outers, O: 2 for K and V, 1 for a latent.
+        outer_dim: u32,
+        /// Tokens per block.
+        page_size: u32,
+        /// Elements per token, layer and outer.
+        inner_dim: u32,
+        /// The element format.
+        element: ElementFormat,
+        /// The heads of a token's row, if they are stated.
+        num_heads: Option<u32>,
+        /// Whether tokens or heads are outermost within a piece. Token-major if heads are not stated.
+        token_order: TokenOrder,
+        /// Block strides are rounded up to a multiple of this.
+        block_alignment: Alignment,
+        /// R: the bytes of one piece, that is, of one (block, layer, outer).
+        piece_bytes: ByteCount,
+        /// L·O·R: the bytes of one block over all layers and outers, without padding.
+        block_bytes: ByteCount,
+        /// B·L·O·R: the bytes of all blocks, without padding.
+        total_bytes: ByteCount,
     }
 
     /// The elements of a head, if heads are stated.
@@ -116,36 +101,6 @@ impl LayoutConfig {
         // The builder has checked that the heads divide the row.
         let parts = u64::from(self.page_size).checked_mul(self.num_heads?.into())?;
         self.piece_bytes.get().checked_div(parts).map(ByteCount::new)
-    }
-
-    /// Whether tokens or heads are outermost within a piece. Token-major if heads are not stated.
-    #[must_use]
-    pub const fn token_order(&self) -> TokenOrder {
-        self.token_order
-    }
-
-    /// Block strides are rounded up to a multiple of this.
-    #[must_use]
-    pub const fn block_alignment(&self) -> Alignment {
-        self.block_alignment
-    }
-
-    /// R: the bytes of one piece, that is, of one (block, layer, outer).
-    #[must_use]
-    pub const fn piece_bytes(&self) -> ByteCount {
-        self.piece_bytes
-    }
-
-    /// L·O·R: the bytes of one block over all layers and outers, without padding.
-    #[must_use]
-    pub const fn block_bytes(&self) -> ByteCount {
-        self.block_bytes
-    }
-
-    /// B·L·O·R: the bytes of all blocks, without padding.
-    #[must_use]
-    pub const fn total_bytes(&self) -> ByteCount {
-        self.total_bytes
     }
 
     /// The same cache with another number of blocks, for another tier.

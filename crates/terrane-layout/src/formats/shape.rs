@@ -1,6 +1,6 @@
 //! Tensor shapes written as letters.
 
-use terrane_core::ByteCount;
+use terrane_core::convert::to_usize;
 
 use crate::config::LayoutConfig;
 use crate::error::LayoutError;
@@ -116,7 +116,7 @@ impl Sizes {
             return Ok(self);
         }
         let expected = if outers == 1 { "must be 1, a latent" } else { "must be 2, K and V" };
-        let times = ByteCount::new(self.outers.into()).to_usize();
+        let times = to_usize(self.outers.into());
         Err(GeometryError::Dimension { dimension: "outer", times, expected }.into())
     }
 }

@@ -23,17 +23,13 @@ impl Axis {
     pub const ALL: [Self; 5] = [Self::Block, Self::Layer, Self::Head, Self::Token, Self::Element];
 }
 
-impl fmt::Display for Axis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Block => "block",
-            Self::Layer => "layer",
-            Self::Head => "head",
-            Self::Token => "token",
-            Self::Element => "element",
-        })
-    }
-}
+terrane_core::display_names!(Axis {
+    Self::Block => "block",
+    Self::Layer => "layer",
+    Self::Head => "head",
+    Self::Token => "token",
+    Self::Element => "element",
+});
 
 /// The most bytes of a section's name.
 const LONGEST_NAME: usize = 15;
@@ -88,6 +84,13 @@ impl SectionName {
     pub fn as_str(&self) -> &str {
         let length = self.0.iter().position(|&byte| byte == 0).unwrap_or(LONGEST_NAME);
         self.0.get(..length).and_then(|bytes| std::str::from_utf8(bytes).ok()).unwrap_or("")
+    }
+
+    /// Writes the length of the name (1 byte) and the name.
+    pub(crate) fn encode(&self, encoded: &mut Vec<u8>) {
+        let text = self.as_str();
+        encoded.push(u8::try_from(text.len()).unwrap_or(u8::MAX));
+        encoded.extend(text.as_bytes());
     }
 
     const fn known(text: &[u8]) -> Self {

@@ -4,17 +4,7 @@ use std::ops::Range;
 
 use terrane_core::convert::to_u64;
 
-use super::{Axis, AxisSteps, Geometry, RegionOffset, Section};
-
-/// A loop over positions.
-#[derive(Clone, Copy)]
-struct Level {
-    count: u32,
-    /// Bytes from one position to the next.
-    stride: u64,
-    /// Regions from one position to the next.
-    regions: u32,
-}
+use super::{Axis, Geometry, RegionOffset, Section};
 
 impl Geometry {
     /// Calls `each` with the spans of a block's bytes in canonical order: start and length in bytes.
@@ -48,9 +38,7 @@ impl Geometry {
     ) {
         let mut open: Option<(RegionOffset, u64)> = None;
         let mut add = |at: RegionOffset, bytes: u64| match &mut open {
-            Some((start, length))
-                if start.region == at.region && start.offset.wrapping_add(*length) == at.offset =>
-            {
+            Some((start, length)) if start.plus(RegionOffset::within(*length)) == at => {
                 *length += bytes;
             }
             _ => {
@@ -87,14 +75,14 @@ impl Section {
     ) {
         let begin = self.begin(block, layer);
         let mut unit = u64::from(self.shape().element_bytes);
-        let [[a, b], [c, d]] = [Axis::Element, Axis::Head].map(|axis| levels_of(self.steps(axis)));
+        let [[a, b], [c, d]] = [Axis::Element, Axis::Head].map(|axis| self.steps(axis).parts());
         let all = [a, b, c, d];
         let mut levels = &all[..];
         // Adjacent positions form one span.
-        while let Some((level, outer)) = levels.split_first()
-            && (level.count == 1 || (level.regions == 0 && level.stride == unit))
+        while let Some((&(count, step), outer)) = levels.split_first()
+            && (count == 1 || step == RegionOffset::within(unit))
         {
-            unit *= u64::from(level.count);
+            unit *= u64::from(count);
             levels = outer;
         }
         let of_tokens = self.steps(Axis::Token);
@@ -105,45 +93,34 @@ impl Section {
             && of_tokens.outer().count == 1
             && (tokens.len() <= 1 || of_tokens.inner().stride == unit);
         if is_one_span && !tokens.is_empty() {
-            let (regions, offset) = of_tokens.place(tokens.start);
-            return add(moved(begin, regions, offset), unit * to_u64(tokens.len()));
+            let begin = begin.plus(of_tokens.place(tokens.start));
+            return add(begin, unit * to_u64(tokens.len()));
         }
         for token in tokens {
-            let (regions, offset) = of_tokens.place(token);
-            walk(moved(begin, regions, offset), levels, unit, add);
+            walk(begin.plus(of_tokens.place(token)), levels, unit, add);
         }
     }
-}
-
-/// The two parts of an axis, the inner one first.
-fn levels_of(steps: &AxisSteps) -> [Level; 2] {
-    let (inner, outer) = (steps.inner(), steps.outer());
-    [
-        Level { count: inner.count, stride: inner.stride, regions: 0 },
-        Level { count: outer.count, stride: outer.stride, regions: steps.regions() },
-    ]
 }
 
 /// Calls `add` with a span of `unit` bytes for each position, the last level outermost.
-fn walk(at: RegionOffset, levels: &[Level], unit: u64, add: &mut impl FnMut(RegionOffset, u64)) {
-    let Some((outermost, inner)) = levels.split_last() else { return add(at, unit) };
-    let mut at = at;
-    for _ in 0..outermost.count {
+fn walk(
+    mut at: RegionOffset,
+    levels: &[(u32, RegionOffset)],
+    unit: u64,
+    add: &mut impl FnMut(RegionOffset, u64),
+) {
+    let Some((&(count, step), inner)) = levels.split_last() else { return add(at, unit) };
+    for _ in 0..count {
         walk(at, inner, unit, add);
-        at = moved(at, outermost.regions, outermost.stride);
+        // The step after the last position may wrap, but is never used.
+        at = at.plus(step);
     }
-}
-
-/// A later position. Nothing overflows within the bounds that the geometry has proved. The step
-/// after the last position may wrap, but is never used.
-fn moved(at: RegionOffset, regions: u32, offset: u64) -> RegionOffset {
-    RegionOffset { region: at.region.wrapping_add(regions), offset: at.offset.wrapping_add(offset) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{SectionName, Step};
+    use crate::{AxisSteps, SectionName, Step};
 
     /// Every element separately, from the definition.
     fn elements(geometry: &Geometry, block: u32, tokens: u32) -> Vec<(u32, u64)> {

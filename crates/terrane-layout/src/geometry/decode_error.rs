@@ -1,7 +1,5 @@
 //! Why bytes could not be decoded to a geometry.
 
-use std::fmt;
-
 use super::axis::InvalidSectionName;
 use super::encoding::VERSION;
 use crate::error::LayoutError;
@@ -95,12 +93,8 @@ pub enum Claim {
     Regions,
 }
 
-impl fmt::Display for Claim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Blocks => "blocks",
-            Self::Sections => "sections",
-            Self::Regions => "regions",
-        })
-    }
-}
+terrane_core::display_names!(Claim {
+    Self::Blocks => "blocks",
+    Self::Sections => "sections",
+    Self::Regions => "regions",
+});

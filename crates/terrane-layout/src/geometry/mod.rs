@@ -18,6 +18,7 @@ mod stretches;
 
 use std::sync::Arc;
 
+use terrane_core::convert::to_usize;
 use terrane_core::{Alignment, ByteCount};
 
 pub use axis::{Axis, InvalidSectionName, SectionName};
@@ -265,19 +266,16 @@ impl Geometry {
     pub fn place_of(&self, piece: Piece) -> RegionOffset {
         let mut at = self.offset(piece.block, piece.layer, piece.section);
         if self.pieces.is_none()
-            && let Some(section) =
-                self.sections.get(ByteCount::new(piece.section.into()).to_usize())
+            && let Some(section) = self.sections.get(to_usize(piece.section.into()))
         {
-            let within = Stretches::of(section).place(piece.stretch.into());
-            at.region = at.region.wrapping_add(within.region);
-            at.offset = at.offset.wrapping_add(within.offset);
+            at = at.plus(Stretches::of(section).place(piece.stretch.into()));
         }
         at
     }
 
     fn offset_in_section(&self, block: u32, layer: u32, section: u32) -> RegionOffset {
-        let section = self.sections.iter().zip(0_u32..).find(|(_, number)| *number == section);
-        section.map_or(RegionOffset { region: 0, offset: 0 }, |(section, _)| {
+        let section = self.sections.get(to_usize(section.into()));
+        section.map_or(RegionOffset::ZERO, |section| {
             let layer = if axis_count(section, Axis::Layer) == 1 { 0 } else { layer };
             section.begin(block, layer)
         })
@@ -301,18 +299,19 @@ impl Geometry {
         self.origin.as_ref()
     }
 
-    /// The number of blocks, B.
-    #[inline]
-    #[must_use]
-    pub const fn num_blocks(&self) -> u32 {
-        self.num_blocks
-    }
-
-    /// The number of layers, L.
-    #[inline]
-    #[must_use]
-    pub const fn num_layers(&self) -> u32 {
-        self.num_layers
+    terrane_core::getters! {
+        /// The number of blocks, B.
+        #[inline]
+        num_blocks: u32,
+        /// The number of layers, L.
+        #[inline]
+        num_layers: u32,
+        /// The bytes of one block over all layers and sections, without padding.
+        block_bytes: ByteCount,
+        /// The bytes of all blocks, without padding.
+        total_bytes: ByteCount,
+        /// Regions must begin at multiples of this.
+        block_alignment: Alignment,
     }
 
     /// The number of sections of a block.
@@ -320,24 +319,6 @@ impl Geometry {
     #[must_use]
     pub fn section_count(&self) -> u32 {
         u32::try_from(self.sections.len()).unwrap_or(u32::MAX)
-    }
-
-    /// The bytes of one block over all layers and sections, without padding.
-    #[must_use]
-    pub const fn block_bytes(&self) -> ByteCount {
-        self.block_bytes
-    }
-
-    /// The bytes of all blocks, without padding.
-    #[must_use]
-    pub const fn total_bytes(&self) -> ByteCount {
-        self.total_bytes
-    }
-
-    /// Regions must begin at multiples of this.
-    #[must_use]
-    pub const fn block_alignment(&self) -> Alignment {
-        self.block_alignment
     }
 
     /// The number of regions.
@@ -388,9 +369,9 @@ impl Geometry {
         let bits = self.sections.iter().fold(0, |bits, section| {
             let stretches = Stretches::of(section);
             let outside = [Axis::Block, Axis::Layer].map(|axis| section.steps(axis));
-            let steps = outside.into_iter().flat_map(|steps| [steps.inner(), steps.outer()]);
+            let steps = outside.into_iter().flat_map(|steps| steps.parts());
             // A stride over one position is ignored. The bitwise or keeps the lowest bit of all.
-            let strides = steps.filter(|step| step.count > 1).map(|step| step.stride);
+            let strides = steps.filter(|(count, _)| *count > 1).map(|(_, step)| step.offset);
             strides
                 .chain(stretches.strides())
                 .fold(bits | section.offset() | stretches.bytes(), |bits, stride| bits | stride)

@@ -64,33 +64,16 @@ impl Page {
         self.parts == 1
     }
 
-    /// The parts of a block.
-    #[must_use]
-    pub const fn parts(&self) -> u32 {
-        self.parts
-    }
-
-    /// Bytes from one part of a block to the next; zero if a block is one part.
-    #[must_use]
-    pub const fn part_stride(&self) -> u64 {
-        self.part_stride
-    }
-
-    /// The start of block 0, in bytes from the start of the region.
-    #[must_use]
-    pub const fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    /// Bytes from one block to the next. It has no meaning for a layout of one block.
-    #[must_use]
-    pub const fn stride(&self) -> u64 {
-        self.stride
-    }
-
-    /// Bytes from the start of a part to its end.
-    #[must_use]
-    pub const fn bytes(&self) -> u64 {
-        self.bytes
+    terrane_core::getters! {
+        /// The parts of a block.
+        parts: u32,
+        /// Bytes from one part of a block to the next; zero if a block is one part.
+        part_stride: u64,
+        /// The start of block 0, in bytes from the start of the region.
+        offset: u64,
+        /// Bytes from one block to the next. It has no meaning for a layout of one block.
+        stride: u64,
+        /// Bytes from the start of a part to its end.
+        bytes: u64,
     }
 }

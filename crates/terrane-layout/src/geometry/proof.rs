@@ -127,24 +127,20 @@ pub(crate) fn prove_apart(
     (first, a): (&Section, &Proved),
     (second, b): (&Section, &Proved),
 ) -> Result<(), GeometryError> {
-    let start = |region: u32| Placed { start: region.into(), span: 1, steps: &[] };
-    let regions = [
-        Placed { steps: &a.regions.steps, ..start(first.first_region()) }.spanning(a.regions.span),
-        Placed { steps: &b.regions.steps, ..start(second.first_region()) }.spanning(b.regions.span),
-    ];
-    let mut left = MOST_COMPARISONS;
-    let Some(region) = meeting(regions[0], regions[1], &mut left) else { return Ok(()) };
-    let placed = |section: &Section, nest| Placed::new(section.offset(), nest);
-    let mut left = MOST_COMPARISONS;
-    match meeting(placed(first, &a.bytes), placed(second, &b.bytes), &mut left) {
-        None => Ok(()),
-        Some(address) => Err(GeometryError::SectionsOverlap {
+    let regions = |section: &Section, nest| Placed::new(section.first_region().into(), nest);
+    let bytes = |section: &Section, nest| Placed::new(section.offset(), nest);
+    let met = |a, b| meeting(a, b, &mut { MOST_COMPARISONS });
+    if let Some(region) = met(regions(first, &a.regions), regions(second, &b.regions))
+        && let Some(address) = met(bytes(first, &a.bytes), bytes(second, &b.bytes))
+    {
+        return Err(GeometryError::SectionsOverlap {
             first: first.name(),
             second: second.name(),
             region: u32::try_from(region).unwrap_or(u32::MAX),
             address: u64::try_from(address).unwrap_or(0),
-        }),
+        });
     }
+    Ok(())
 }
 
 /// Nested steps from a start position. Positions are signed, because either section may begin
@@ -159,10 +155,6 @@ struct Placed<'a> {
 impl<'a> Placed<'a> {
     fn new(start: u64, nest: &'a Nest) -> Self {
         Self { start: start.into(), span: nest.span, steps: &nest.steps }
-    }
-
-    fn spanning(self, span: u64) -> Self {
-        Self { span, ..self }
     }
 
     fn end(&self) -> i128 {
@@ -228,8 +220,5 @@ fn within(coarse: Placed<'_>, fine: Placed<'_>, left: &mut u32) -> Option<i128> 
 }
 
 fn least(a: Option<i128>, b: Option<i128>) -> Option<i128> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (found, None) | (None, found) => found,
-    }
+    a.into_iter().chain(b).min()
 }

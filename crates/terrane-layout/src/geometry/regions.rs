@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use terrane_core::convert::to_usize;
 use terrane_core::{ByteCount, SizeOverflow};
 
 use super::axis::Axis;
@@ -62,7 +63,7 @@ impl RegionLengths {
                         length: given.get(number).get(),
                     });
                 }
-                let index = ByteCount::new(region).to_usize();
+                let index = to_usize(region);
                 if needed.len() <= index {
                     needed.resize(index + 1, 0);
                 }
@@ -73,7 +74,7 @@ impl RegionLengths {
             })?;
         }
         let regions = match &given {
-            Some(given) => ByteCount::new(given.count().into()).to_usize(),
+            Some(given) => to_usize(given.count().into()),
             None => needed.len(),
         };
         needed.resize(regions.max(needed.len()), 0);
@@ -95,10 +96,7 @@ impl RegionLengths {
         ByteCount::new(match self {
             Self::Equal { count, bytes } if region < *count => *bytes,
             Self::Equal { .. } => 0,
-            Self::Each(lengths) => {
-                let index = ByteCount::new(region.into()).to_usize();
-                lengths.get(index).copied().unwrap_or(0)
-            }
+            Self::Each(lengths) => lengths.get(to_usize(region.into())).copied().unwrap_or(0),
         })
     }
 
@@ -120,19 +118,13 @@ fn for_each(
     first: u64,
     each: &mut impl FnMut(u64) -> Result<(), GeometryError>,
 ) -> Result<(), GeometryError> {
-    let mut at = vec![0; nest.steps.len()];
-    loop {
-        let offset: u64 = nest.steps.iter().zip(&at).map(|(step, at)| step.stride * at).sum();
-        each(first + offset)?;
-        let next = nest.steps.iter().zip(&mut at).find_map(|(step, at)| {
-            *at += 1;
-            (*at < step.count).then_some(()).or_else(|| {
-                *at = 0;
-                None
-            })
-        });
-        if next.is_none() {
-            return Ok(());
+    let count: u64 = nest.steps.iter().map(|step| step.count).product();
+    (0..count).try_for_each(|index| {
+        let (mut region, mut rest) = (first, index);
+        for step in &nest.steps {
+            region += step.stride * (rest % step.count);
+            rest /= step.count;
         }
-    }
+        each(region)
+    })
 }

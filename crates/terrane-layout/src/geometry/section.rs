@@ -40,11 +40,8 @@ pub struct Section {
     states_heads: bool,
     first_region: u32,
     offset: u64,
-    block: AxisSteps,
-    layer: AxisSteps,
-    head: AxisSteps,
-    token: AxisSteps,
-    element: AxisSteps,
+    /// In the order of [`Axis::ALL`].
+    steps: [AxisSteps; 5],
 }
 
 /// The shape of a section, without its position. Sections of equal shape convert into each other.
@@ -92,11 +89,7 @@ impl Section {
             states_heads: false,
             first_region: 0,
             offset: 0,
-            block: AxisSteps::ABSENT,
-            layer: AxisSteps::ABSENT,
-            head: AxisSteps::ABSENT,
-            token: AxisSteps::ABSENT,
-            element: AxisSteps::ABSENT,
+            steps: [AxisSteps::ABSENT; 5],
         }
     }
 
@@ -109,36 +102,29 @@ impl Section {
     /// Sets the strides of an axis. Setting [`Axis::Head`] states the heads of a token.
     #[must_use]
     pub const fn axis(mut self, axis: Axis, steps: AxisSteps) -> Self {
-        match axis {
-            Axis::Block => self.block = steps,
-            Axis::Layer => self.layer = steps,
-            Axis::Head => {
-                self.head = steps;
-                self.states_heads = true;
-            }
-            Axis::Token => self.token = steps,
-            Axis::Element => self.element = steps,
-        }
+        self.steps[axis as usize] = steps;
+        self.states_heads |= matches!(axis, Axis::Head);
         self
     }
 
-    /// The name.
-    #[must_use]
-    pub const fn name(&self) -> SectionName {
-        self.name
+    terrane_core::getters! {
+        /// The name.
+        name: SectionName,
+        /// The region of the first element.
+        #[inline]
+        first_region: u32,
+        /// Bytes from the start of the first region to the first element.
+        #[inline]
+        offset: u64,
+        /// Whether the heads of a token are stated.
+        states_heads: bool,
     }
 
     /// The strides of an axis.
     #[inline]
     #[must_use]
     pub const fn steps(&self, axis: Axis) -> &AxisSteps {
-        match axis {
-            Axis::Block => &self.block,
-            Axis::Layer => &self.layer,
-            Axis::Head => &self.head,
-            Axis::Token => &self.token,
-            Axis::Element => &self.element,
-        }
+        &self.steps[axis as usize]
     }
 
     /// The shape of the section.
@@ -155,32 +141,15 @@ impl Section {
         }
     }
 
-    /// The region of the first element.
-    #[inline]
-    #[must_use]
-    pub const fn first_region(&self) -> u32 {
-        self.first_region
-    }
-
-    /// Bytes from the start of the first region to the first element.
-    #[inline]
-    #[must_use]
-    pub const fn offset(&self) -> u64 {
-        self.offset
-    }
-
     /// The start of the rows of a block and a layer: head, token and element are 0.
     ///
     /// Indices are not checked; for an index out of bounds, the result is meaningless.
     #[inline]
     #[must_use]
     pub fn begin(&self, block: u32, layer: u32) -> RegionOffset {
-        let (block_region, block) = self.block.place(block);
-        let (layer_region, layer) = self.layer.place(layer);
-        RegionOffset {
-            region: self.first_region.wrapping_add(block_region).wrapping_add(layer_region),
-            offset: self.offset.wrapping_add(block).wrapping_add(layer),
-        }
+        RegionOffset { region: self.first_region, offset: self.offset }
+            .plus(self.steps(Axis::Block).place(block))
+            .plus(self.steps(Axis::Layer).place(layer))
     }
 
     /// The start of an element.
@@ -192,37 +161,21 @@ impl Section {
         [block, layer]: [u32; 2],
         [head, token, element]: [u32; 3],
     ) -> RegionOffset {
-        let mut at = self.begin(block, layer);
-        for (steps, position) in [(self.head, head), (self.token, token), (self.element, element)] {
-            let (regions, offset) = steps.place(position);
-            at.region = at.region.wrapping_add(regions);
-            at.offset = at.offset.wrapping_add(offset);
-        }
-        at
+        self.begin(block, layer)
+            .plus(self.steps(Axis::Head).place(head))
+            .plus(self.steps(Axis::Token).place(token))
+            .plus(self.steps(Axis::Element).place(element))
     }
 
     /// The same positions, with strides that have no meaning set to zero.
     #[must_use]
-    pub(super) const fn normal(self) -> Self {
-        Self {
-            block: self.block.normal(),
-            layer: self.layer.normal(),
-            head: self.head.normal(),
-            token: self.token.normal(),
-            element: self.element.normal(),
-            ..self
-        }
+    pub(super) fn normal(self) -> Self {
+        Self { steps: self.steps.map(AxisSteps::normal), ..self }
     }
 
     /// The bytes of an element.
     #[must_use]
     pub fn element_bytes(&self) -> ByteCount {
         ByteCount::new(self.element_bytes.into())
-    }
-
-    /// Whether the heads of a token are stated.
-    #[must_use]
-    pub const fn states_heads(&self) -> bool {
-        self.states_heads
     }
 }

@@ -1,5 +1,7 @@
 //! The distances between the positions of an axis.
 
+use super::index::RegionOffset;
+
 /// `count` positions, `stride` bytes from one to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Step {
@@ -93,22 +95,24 @@ impl AxisSteps {
         Self { outer, inner, regions }
     }
 
-    /// The groups of positions.
-    #[must_use]
-    pub const fn outer(&self) -> Step {
-        self.outer
+    terrane_core::getters! {
+        /// The groups of positions.
+        outer: Step,
+        /// The positions of a group.
+        inner: Step,
+        /// Regions from one group to the next; 0 if all groups are in one region.
+        regions: u32,
     }
 
-    /// The positions of a group.
+    /// The two parts, the inner one first: its number of positions, and the distance from one to the
+    /// next.
     #[must_use]
-    pub const fn inner(&self) -> Step {
-        self.inner
-    }
-
-    /// Regions from one group to the next; 0 if all groups are in one region.
-    #[must_use]
-    pub const fn regions(&self) -> u32 {
-        self.regions
+    pub const fn parts(&self) -> [(u32, RegionOffset); 2] {
+        let Self { outer, inner, regions } = *self;
+        [
+            (inner.count, RegionOffset::within(inner.stride)),
+            (outer.count, RegionOffset { region: regions, offset: outer.stride }),
+        ]
     }
 
     /// The number of positions.
@@ -117,13 +121,13 @@ impl AxisSteps {
         u64::from(self.outer.count) * u64::from(self.inner.count)
     }
 
-    /// The region and the byte offset of a position, relative to those of position 0.
+    /// The distance of a position from position 0.
     ///
     /// The position is not checked. Nothing overflows within the bounds that a layout has proved.
     /// For a position out of bounds, the result is meaningless.
     #[inline]
     #[must_use]
-    pub fn place(&self, position: u32) -> (u32, u64) {
+    pub fn place(&self, position: u32) -> RegionOffset {
         let (group, within) = if self.outer.count == 1 {
             (0, position)
         } else if self.inner.count <= 1 {
@@ -134,6 +138,6 @@ impl AxisSteps {
         let offset = u64::from(group)
             .wrapping_mul(self.outer.stride)
             .wrapping_add(u64::from(within).wrapping_mul(self.inner.stride));
-        (group.wrapping_mul(self.regions), offset)
+        RegionOffset { region: group.wrapping_mul(self.regions), offset }
     }
 }

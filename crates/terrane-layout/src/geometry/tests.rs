@@ -25,12 +25,13 @@ fn token_steps(geometry: &Geometry) -> [u64; 2] {
 fn positions_of_a_split_axis_are_counted_in_groups() {
     let steps = AxisSteps::split(Step::new(3, 100), Step::new(4, 7));
     assert_eq!(steps.count(), 12);
-    let offsets: Vec<u64> = (0..6).map(|position| steps.place(position).1).collect();
+    let offsets: Vec<u64> = (0..6).map(|position| steps.place(position).offset).collect();
     assert_eq!(offsets, [0, 7, 14, 21, 100, 107]);
     let steps = AxisSteps::spread(3, 2, Step::new(4, 7));
-    assert_eq!((steps.place(3), steps.place(4), steps.place(11)), ((0, 21), (2, 0), (4, 21)));
+    let at = |region, offset| RegionOffset { region, offset };
+    assert_eq!([3, 4, 11].map(|position| steps.place(position)), [at(0, 21), at(2, 0), at(4, 21)]);
     let steps = AxisSteps::spread(3, 2, Step::ONE);
-    assert_eq!((steps.place(1), steps.place(2)), ((2, 0), (4, 0)));
+    assert_eq!([1, 2].map(|position| steps.place(position)), [at(2, 0), at(4, 0)]);
 }
 
 #[test]

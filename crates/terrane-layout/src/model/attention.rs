@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::error::{Expected, ModelError};
 use super::families::{Attention, HeadDim, KvHeads, Variant, Windows};
-use super::fields::Fields;
+use super::fields::{Fields, first};
 use super::group::GroupKind;
 use super::limits::LARGEST_DIMENSION;
 
@@ -26,7 +26,7 @@ pub(super) fn heads(
     ranks: u32,
 ) -> Result<(Heads, Heads), ModelError> {
     let names = fields.family.names;
-    let field = names.kv_heads.first().copied().unwrap_or_default();
+    let field = first(names.kv_heads);
     let all = kv_head_count(fields, attention.kv_heads)?;
     let dim = head_dimension(fields, attention.head_dim)?;
     let count = heads_of_rank(fields, field, all, ranks)?;
@@ -101,8 +101,8 @@ fn kv_head_count(fields: &Fields<'_>, unstated: KvHeads) -> Result<u32, ModelErr
     };
     match all {
         Some(all) if !all.is_multiple_of(heads) => Err(fields.contradiction(
-            (names.kv_heads.first().copied().unwrap_or_default(), heads.to_string()),
-            (names.heads.first().copied().unwrap_or_default(), all.to_string()),
+            (first(names.kv_heads), heads.to_string()),
+            (first(names.heads), all.to_string()),
             "it must divide the attention heads",
         )),
         _ => Ok(heads),
@@ -142,15 +142,13 @@ fn head_dimension(fields: &Fields<'_>, unstated: HeadDim) -> Result<u32, ModelEr
             let divides = hidden.is_multiple_of(heads) && hidden / heads <= LARGEST_DIMENSION;
             divides.then_some(hidden / heads).ok_or_else(|| {
                 fields.contradiction(
-                    (names.hidden.first().copied().unwrap_or_default(), hidden.to_string()),
-                    (names.heads.first().copied().unwrap_or_default(), heads.to_string()),
+                    (first(names.hidden), hidden.to_string()),
+                    (first(names.heads), heads.to_string()),
                     "the heads must divide it into at most 65535; otherwise state head_dim",
                 )
             })
         }
-        HeadDim::Stated | HeadDim::NopeAndRope => {
-            Err(fields.missing(names.head_dim.first().copied().unwrap_or_default()))
-        }
+        HeadDim::Stated | HeadDim::NopeAndRope => Err(fields.missing(first(names.head_dim))),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Reads the fields of a configuration one by one, so that every error names its field and value.
 
 use serde_json::{Map, Value};
+use terrane_core::convert::to_usize;
 
 use super::error::{Expected, ModelError};
 use super::families::Family;
@@ -82,7 +83,7 @@ impl<'a> Fields<'a> {
         largest: u32,
     ) -> Result<u32, ModelError> {
         let stated = self.any_integer(names, least, largest)?;
-        stated.ok_or_else(|| self.missing(names.first().copied().unwrap_or_default()))
+        stated.ok_or_else(|| self.missing(first(names)))
     }
 
     /// An integer that any of these names may state. If several state it, their values must be
@@ -96,8 +97,8 @@ impl<'a> Fields<'a> {
         let mut found: Option<(&'static str, u32)> = None;
         for name in names {
             let Some(value) = self.own(name) else { continue };
-            let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
-            let Some(number) = number.filter(|number| (least..=largest).contains(number)) else {
+            let within = |number: &u32| (least..=largest).contains(number);
+            let Some(number) = number_of(value).filter(within) else {
                 return Err(self.unexpected(name, value, Expected::Integer { least, largest }));
             };
             match found {
@@ -116,11 +117,7 @@ impl<'a> Fields<'a> {
 
     /// A Boolean; `None` if absent or null.
     pub fn optional_flag(&self, name: &str) -> Result<Option<bool>, ModelError> {
-        match self.own(name) {
-            None => Ok(None),
-            Some(Value::Bool(flag)) => Ok(Some(*flag)),
-            Some(other) => Err(self.unexpected(name, other, Expected::Boolean)),
-        }
+        self.typed(name, Expected::Boolean, Value::as_bool)
     }
 
     /// A Boolean; `false` if absent or null.
@@ -150,11 +147,7 @@ impl<'a> Fields<'a> {
 
     /// A text of the language model's own object, which may be absent or null.
     pub fn text(&self, name: &'static str) -> Result<Option<&'a str>, ModelError> {
-        match self.own(name) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(self.unexpected(name, other, Expected::Text)),
-        }
+        self.typed(name, Expected::Text, Value::as_str)
     }
 
     /// A list with one entry per layer, each from `of`; `None` if absent.
@@ -177,7 +170,7 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| unexpected(value))?;
         entries
             .iter()
-            .take(usize::try_from(layers).unwrap_or(usize::MAX))
+            .take(to_usize(layers.into()))
             .map(|entry| {
                 let known = of.iter().find(|known| entry.as_str() == Some(known));
                 known.copied().ok_or_else(|| unexpected(entry))
@@ -193,34 +186,45 @@ impl<'a> Fields<'a> {
         most: u32,
         largest: u32,
     ) -> Result<Option<Vec<u32>>, ModelError> {
-        let Some(value) = self.own(name) else {
-            return Ok(None);
-        };
         let expected = Expected::Integers { most, largest };
-        let most = usize::try_from(most).unwrap_or(usize::MAX);
-        let entries = value
-            .as_array()
-            .filter(|entries| entries.len() <= most)
-            .ok_or_else(|| self.unexpected(name, value, expected))?;
-        entries
-            .iter()
-            .map(|entry| {
-                let number = entry.as_u64().and_then(|number| u32::try_from(number).ok());
-                number
-                    .filter(|number| *number <= largest)
-                    .ok_or_else(|| self.unexpected(name, entry, expected))
-            })
-            .collect::<Result<_, _>>()
-            .map(Some)
+        let entries = self.typed(name, expected, |value| {
+            value.as_array().filter(|entries| entries.len() <= to_usize(most.into()))
+        })?;
+        let integer = |entry: &Value| {
+            let number = number_of(entry).filter(|number| *number <= largest);
+            number.ok_or_else(|| self.unexpected(name, entry, expected))
+        };
+        entries.map(|entries| entries.iter().map(integer).collect()).transpose()
+    }
+
+    /// The letters of a text with one letter per layer, each from `of`.
+    pub fn letters(
+        &self,
+        name: &'static str,
+        text: &str,
+        layers: u32,
+        of: &'static [&'static str],
+    ) -> Result<Vec<&'static str>, ModelError> {
+        let known = |letter: char| of.iter().find(|known| known.starts_with(letter)).copied();
+        let letters: Option<Vec<&'static str>> = text.chars().map(known).collect();
+        let letters = letters.filter(|letters| u32::try_from(letters.len()) == Ok(layers));
+        let expected = Expected::Layers { layers, of };
+        letters.ok_or_else(|| self.unexpected(name, &Value::from(text), expected))
+    }
+
+    fn typed<T>(
+        &self,
+        name: &str,
+        expected: Expected,
+        as_type: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, ModelError> {
+        let typed = |value| as_type(value).ok_or_else(|| self.unexpected(name, value, expected));
+        self.own(name).map(typed).transpose()
     }
 
     /// A list; `None` if absent.
     pub fn list(&self, name: &'static str) -> Result<Option<&'a [Value]>, ModelError> {
-        match self.own(name) {
-            None => Ok(None),
-            Some(Value::Array(entries)) => Ok(Some(entries)),
-            Some(other) => Err(self.unexpected(name, other, Expected::List)),
-        }
+        self.typed(name, Expected::List, |value| value.as_array().map(Vec::as_slice))
     }
 
     /// The names and values of the language model's own object.
@@ -282,6 +286,15 @@ impl<'a> Fields<'a> {
         let path = self.objects.first().map_or("", |(path, _)| path.as_str());
         format!("{path}{name}")
     }
+}
+
+/// The name that errors use, among the names of one field.
+pub(super) fn first(names: &[&'static str]) -> &'static str {
+    names.first().copied().unwrap_or_default()
+}
+
+fn number_of(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|number| u32::try_from(number).ok())
 }
 
 fn shown(value: &Value) -> String {

@@ -22,47 +22,26 @@ pub struct CacheGroup {
 }
 
 impl CacheGroup {
-    /// The kind of cache.
-    #[must_use]
-    pub const fn kind(&self) -> GroupKind {
-        self.kind
+    terrane_core::getters! {
+        /// The kind of cache.
+        kind: GroupKind,
+        /// KV heads on this rank; 1 for a latent, an indexer and a state.
+        heads: u32,
+        /// Elements of a head: of K and V each, of both if they share a row, or of the latent with its
+        /// rotary part. For an indexer, and for a state from a configuration, the unit is bytes.
+        head_dim: u32,
+        /// Elements per token, layer and outer: heads · head dimension.
+        inner_dim: u32,
+        /// 2 for K and V, 1 if one row contains the whole cache.
+        outer_dim: u32,
+        /// The element format.
+        element: ElementFormat,
     }
 
     /// The numbers of the group's layers in the model, ascending. A layer can be in several groups.
     #[must_use]
     pub fn layers(&self) -> &[u32] {
         &self.layers
-    }
-
-    /// KV heads on this rank; 1 for a latent, an indexer and a state.
-    #[must_use]
-    pub const fn heads(&self) -> u32 {
-        self.heads
-    }
-
-    /// Elements of a head: of K and V each, of both if they share a row, or of the latent with its
-    /// rotary part. For an indexer, and for a state from a configuration, the unit is bytes.
-    #[must_use]
-    pub const fn head_dim(&self) -> u32 {
-        self.head_dim
-    }
-
-    /// Elements per token, layer and outer: heads · head dimension.
-    #[must_use]
-    pub const fn inner_dim(&self) -> u32 {
-        self.inner_dim
-    }
-
-    /// 2 for K and V, 1 if one row contains the whole cache.
-    #[must_use]
-    pub const fn outer_dim(&self) -> u32 {
-        self.outer_dim
-    }
-
-    /// The element format.
-    #[must_use]
-    pub const fn element(&self) -> ElementFormat {
-        self.element
     }
 
     /// The bytes of a row: of one token, layer and outer on one rank. `None` for states.

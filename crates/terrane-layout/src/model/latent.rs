@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::error::{Expected, ModelError};
+use super::error::ModelError;
 use super::fields::Fields;
 use super::limits::LARGEST_DIMENSION;
 
@@ -34,16 +34,11 @@ pub(super) fn indexer_layers(
         return Ok(of_types(types, "full"));
     }
     let name = "index_topk_pattern";
-    if let Some(Value::String(letters)) = fields.own(name) {
-        let expected = Expected::Layers { layers: num_layers, of: &["F", "S"] };
-        let is_known = letters.bytes().all(|letter| letter == b'F' || letter == b'S');
-        if !is_known || u32::try_from(letters.len()) != Ok(num_layers) {
-            return Err(fields.unexpected(name, &Value::String(letters.clone()), expected));
-        }
-        let layers = (0_u32..).zip(letters.bytes()).filter(|(_, letter)| *letter == b'F');
-        return Ok(layers.map(|(layer, _)| layer).collect());
-    }
-    if let Some(types) = fields.layers(name, num_layers, &["F", "S"])? {
+    let types = match fields.own(name) {
+        Some(Value::String(text)) => Some(fields.letters(name, text, num_layers, &["F", "S"])?),
+        _ => fields.layers(name, num_layers, &["F", "S"])?,
+    };
+    if let Some(types) = types {
         return Ok(of_types(types, "F"));
     }
     let every = fields.optional_integer("index_topk_freq", 1, u32::MAX)?.unwrap_or(every);

@@ -1,5 +1,7 @@
 //! Groups that the caller describes, and their checks.
 
+use terrane_core::convert::{to_u64, to_usize};
+
 use super::error::ModelError;
 use super::group::{CacheGroup, GroupKind};
 use super::limits::{LARGEST_DIMENSION, LARGEST_LAYER_COUNT};
@@ -45,7 +47,7 @@ impl GroupSpec {
         element: ElementFormat,
     ) -> Self {
         // One more than the maximum is enough to refuse them.
-        let most = usize::try_from(LARGEST_LAYER_COUNT).unwrap_or(usize::MAX).saturating_add(1);
+        let most = to_usize(LARGEST_LAYER_COUNT.into()) + 1;
         let layers = layers.into_iter().take(most).collect();
         Self { kind, layers, heads, head_dim, outer_dim: 1, element }
     }
@@ -102,7 +104,7 @@ impl GroupSpec {
         let refuse = |field, value: u64, least, largest| {
             Err(ModelError::GroupField { group, field, value, least, largest }.into())
         };
-        let count = u64::try_from(layers.len()).unwrap_or(u64::MAX);
+        let count = to_u64(layers.len());
         if count == 0 || count > u64::from(LARGEST_LAYER_COUNT) {
             return refuse("layers", count, 1, LARGEST_LAYER_COUNT);
         }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::dtype;
 use super::error::{Expected, ModelError};
 use super::families::{Mamba2, Recurrent, State, StateLayers, StateShape};
-use super::fields::Fields;
+use super::fields::{Fields, first};
 use super::limits::{LARGEST_DIMENSION, LARGEST_LAYER_COUNT};
 
 /// The largest number of rows of a recurrence that is accepted.
@@ -120,7 +120,7 @@ fn mamba2(fields: &Fields<'_>, names: &Mamba2, ranks: u32) -> Result<Elements, M
     };
     let rows = u64::from(heads) * u64::from(head_dim);
     // Each rank has at least one group.
-    let group_name = names.groups.first().copied().unwrap_or_default();
+    let group_name = first(names.groups);
     let heads_here = share(fields, names.heads, heads.into(), ranks)?;
     let groups = groups.max(ranks);
     share(fields, group_name, groups.into(), ranks)?;
@@ -186,7 +186,7 @@ pub(super) fn listed_layers(fields: &Fields<'_>, layers: StateLayers) -> Result<
             let count = Value::from(count.unwrap_or(u32::MAX));
             Err(fields.unexpected("the length of layers_block_type", &count, expected))
         }
-        _ => Err(fields.missing(names.first().copied().unwrap_or_default())),
+        _ => Err(fields.missing(first(names))),
     }
 }
 
@@ -255,14 +255,7 @@ fn letters(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<Keeps>, ModelErro
     }
     let name = "hybrid_override_pattern";
     let text = fields.text(name)?.ok_or_else(|| fields.missing(name))?;
-    let known = |letter: char| LETTERS.iter().find(|known| known.starts_with(letter)).copied();
-    let types: Option<Vec<&'static str>> = text.chars().map(known).collect();
-    types.filter(|types| u32::try_from(types.len()) == Ok(num_layers)).map(of_types).ok_or_else(
-        || {
-            let expected = Expected::Layers { layers: num_layers, of: LETTERS };
-            fields.unexpected(name, &Value::String(text.to_owned()), expected)
-        },
-    )
+    fields.letters(name, text, num_layers, LETTERS).map(of_types)
 }
 
 /// Kimi Linear: lists of the layers of both kinds, counted from 1. Each layer is in exactly one

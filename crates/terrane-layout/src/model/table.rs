@@ -61,34 +61,40 @@ const fn hybrid(
     family(model_type, caches, counts)
 }
 
-/// Only Mamba 1.
-const fn mamba1(model_type: &'static str) -> Family {
-    let shape = StateShape::Mamba1 {
+/// Every layer has a state, and none has tokens.
+const fn mamba(model_type: &'static str, state: State) -> Family {
+    let (tokens, layers) = (Tokens::None, StateLayers::All);
+    family(model_type, Caches::Hybrid { tokens, layers, state }, MAMBA)
+}
+
+const MAMBA1: State = State {
+    shape: StateShape::Mamba1 {
         inner: "intermediate_size",
         expand: "expand",
         size: "state_size",
         conv: "conv_kernel",
-    };
-    let state = State { shape, recurrent: Recurrent::Model };
-    family(
-        model_type,
-        Caches::Hybrid { tokens: Tokens::None, layers: StateLayers::All, state },
-        MAMBA,
-    )
-}
+    },
+    recurrent: Recurrent::Model,
+};
 
 const fn mamba2(shape: &'static Mamba2, recurrent: Recurrent) -> State {
     State { shape: StateShape::Mamba2(shape), recurrent }
 }
 
-const fn delta_net(recurrent: Recurrent) -> State {
-    State { shape: StateShape::DeltaNet, recurrent }
+/// One of four layers has attention, the others have states of Gated DeltaNet.
+const fn gated(model_type: &'static str, attention: Attention, recurrent: Recurrent) -> Family {
+    let state = State { shape: StateShape::DeltaNet, recurrent };
+    hybrid(model_type, attention, StateLayers::Interval(4), state, LINEAR)
 }
 
 const fn qwen3_5(model_type: &'static str) -> Family {
-    let state = delta_net(Recurrent::FieldOrModel("mamba_ssm_dtype"));
-    let attention = plain(Stated, StatedDim, Never);
-    hybrid(model_type, attention, StateLayers::Interval(4), state, LINEAR)
+    let recurrent = Recurrent::FieldOrModel("mamba_ssm_dtype");
+    gated(model_type, plain(Stated, StatedDim, Never), recurrent)
+}
+
+/// Flags state whether several heads share K and V, or all of them do.
+const fn flags(grouped: &'static str, single: &'static str) -> KvHeads {
+    KvHeads::Flags { grouped, single }
 }
 
 const fn lfm2(model_type: &'static str, channels: &'static str) -> Family {
@@ -132,13 +138,7 @@ const FAMILIES: &[Family] = &[
     latent("axk1"),
     heads("beam", Stated, StatedDim, Listed),
     heads("bloom", All, OrHiddenPerHead, Never).names(&GPT),
-    heads(
-        "chatglm",
-        KvHeads::Flags { grouped: "multi_query_attention", single: "" },
-        StatedDim,
-        Never,
-    )
-    .names(&CHATGLM),
+    heads("chatglm", flags("multi_query_attention", ""), StatedDim, Never).names(&CHATGLM),
     heads("cohere", OrAllHeads, OrHiddenPerHead, Never),
     heads("cohere2", OrAllHeads, OrHiddenPerHead, last_full(4)),
     heads("cohere2_moe", OrAllHeads, StatedDim, Listed),
@@ -156,13 +156,8 @@ const FAMILIES: &[Family] = &[
     heads("ernie4_5_vl_moe_text", Stated, OrHiddenPerHead, Never),
     heads("exaone4", Stated, OrHiddenPerHead, last_full(4)),
     heads("exaone_moe", Stated, OrHiddenPerHead, last_full(4)),
-    heads(
-        "falcon",
-        KvHeads::Flags { grouped: "new_decoder_architecture", single: "multi_query" },
-        OrHiddenPerHead,
-        Never,
-    )
-    .names(&FALCON),
+    heads("falcon", flags("new_decoder_architecture", "multi_query"), OrHiddenPerHead, Never)
+        .names(&FALCON),
     hybrid(
         "falcon_h1",
         plain(Stated, OrHiddenPerHead, Never),
@@ -170,7 +165,7 @@ const FAMILIES: &[Family] = &[
         mamba2(&FALCON_H1, Recurrent::Model),
         MAMBA,
     ),
-    mamba1("falcon_mamba"),
+    mamba("falcon_mamba", MAMBA1),
     heads("flex_olmo", OrAllHeads, OrHiddenPerHead, Never),
     heads("flint", Stated, StatedDim, Listed),
     heads("gemma", Stated, StatedDim, Never),
@@ -194,13 +189,7 @@ const FAMILIES: &[Family] = &[
     heads("glm_ocr_text", Stated, StatedDim, Never),
     heads("gpt-sw3", All, OrHiddenPerHead, Never).names(&GPT),
     heads("gpt2", All, OrHiddenPerHead, Never).names(&GPT),
-    heads(
-        "gpt_bigcode",
-        KvHeads::Flags { grouped: "", single: "multi_query" },
-        OrHiddenPerHead,
-        Never,
-    )
-    .names(&GPT),
+    heads("gpt_bigcode", flags("", "multi_query"), OrHiddenPerHead, Never).names(&GPT),
     heads("gpt_neox", All, OrHiddenPerHead, Never),
     // The published configurations state no dtype; their attention is in bfloat16.
     Family { default_dtype: Some("bfloat16"), ..heads("gpt_oss", Stated, StatedDim, last_full(2)) },
@@ -265,16 +254,8 @@ const FAMILIES: &[Family] = &[
     },
     // Each layer attends twice.
     Family { names: &LONGCAT, ..family("longcat_flash", Caches::Latent { each: 2 }, LATENT) },
-    mamba1("mamba"),
-    family(
-        "mamba2",
-        Caches::Hybrid {
-            tokens: Tokens::None,
-            layers: StateLayers::All,
-            state: mamba2(&MAMBA2, Recurrent::Model),
-        },
-        MAMBA,
-    ),
+    mamba("mamba", MAMBA1),
+    mamba("mamba2", mamba2(&MAMBA2, Recurrent::Model)),
     heads("mellum", Stated, StatedDim, Never),
     heads(
         "mimo_v2_flash",
@@ -311,13 +292,7 @@ const FAMILIES: &[Family] = &[
     heads("olmo", OrAllHeads, OrHiddenPerHead, Never),
     heads("olmo2", OrAllHeads, OrHiddenPerHead, Never),
     heads("olmo3", OrAllHeads, OrHiddenPerHead, last_full(4)),
-    hybrid(
-        "olmo_hybrid",
-        plain(OrAllHeads, OrHiddenPerHead, Never),
-        StateLayers::Interval(4),
-        delta_net(Recurrent::Model),
-        LINEAR,
-    ),
+    gated("olmo_hybrid", plain(OrAllHeads, OrHiddenPerHead, Never), Recurrent::Model),
     heads("olmoe", OrAllHeads, OrHiddenPerHead, Never),
     heads("opt", All, OrHiddenPerHead, Never),
     heads("orion", OrAllHeads, OrHiddenPerHead, Never),
@@ -336,13 +311,7 @@ const FAMILIES: &[Family] = &[
     qwen3_5("qwen3_5_moe_text"),
     qwen3_5("qwen3_5_text"),
     heads("qwen3_moe", Stated, StatedDim, LayerTypesOnly),
-    hybrid(
-        "qwen3_next",
-        plain(Stated, StatedDim, Never),
-        StateLayers::Interval(4),
-        delta_net(Recurrent::Model),
-        LINEAR,
-    ),
+    gated("qwen3_next", plain(Stated, StatedDim, Never), Recurrent::Model),
     heads("qwen3_omni_moe_text", Stated, StatedDim, Never),
     heads("qwen3_vl_moe_text", Stated, OrHiddenPerHead, Never),
     heads("qwen3_vl_text", Stated, StatedDim, Never),

@@ -1,7 +1,5 @@
 //! The pieces of a block, in the order of memory.
 
-use std::fmt::Write as _;
-
 use terrane_core::ByteCount;
 
 use crate::geometry::{Axis, Geometry, Section};
@@ -110,41 +108,36 @@ impl DrawnPiece {
     /// The section, and the axes that the piece contains only in part.
     pub(super) fn name(&self, geometry: &Geometry) -> String {
         let Some(section) = geometry.sections().get(self.section) else { return String::new() };
-        let mut name = section.name().to_string();
-        for (axis, (first, last)) in AXES.into_iter().zip(self.ranges) {
-            let is_whole = first == 0 && u64::from(last) + 1 == section.steps(axis).count();
-            let written = match (is_whole, first == last) {
-                (true, _) => Ok(()),
-                (false, true) => write!(name, ", {axis} {first}"),
-                (false, false) => write!(name, ", {axis}s {first}-{last}"),
-            };
-            debug_assert!(written.is_ok(), "text grows");
-        }
-        name
+        let parts =
+            self.partial_axes(section).map(|(axis, _, [first, last])| match first == last {
+                true => format!(", {axis} {first}"),
+                false => format!(", {axis}s {first}-{last}"),
+            });
+        std::iter::once(section.name().to_string()).chain(parts).collect()
     }
 
     /// The name in two short lines, with the letters of [`formats`](crate::formats).
     pub(super) fn short_name(&self, geometry: &Geometry) -> [String; 2] {
-        let mut lines = [String::new(), String::new()];
-        let Some(section) = geometry.sections().get(self.section) else { return lines };
-        let [upper, lower] = &mut lines;
-        upper.push_str(section.name().as_str());
-        for ((axis, letter), (first, last)) in AXES.into_iter().zip("LHND".chars()).zip(self.ranges)
-        {
-            if first == 0 && u64::from(last) + 1 == section.steps(axis).count() {
-                continue;
-            }
-            let line = if axis == Axis::Layer { &mut *upper } else { &mut *lower };
-            if !line.is_empty() {
-                line.push(' ');
-            }
-            let written = match first == last {
-                true => write!(line, "{letter}{first}"),
-                false => write!(line, "{letter}{first}-{last}"),
-            };
-            debug_assert!(written.is_ok(), "text grows");
+        let Some(section) = geometry.sections().get(self.section) else { return <_>::default() };
+        let (mut upper, mut lower) = (vec![section.name().to_string()], Vec::new());
+        for (axis, letter, [first, last]) in self.partial_axes(section) {
+            let line = if axis == Axis::Layer { &mut upper } else { &mut lower };
+            line.push(match first == last {
+                true => format!("{letter}{first}"),
+                false => format!("{letter}{first}-{last}"),
+            });
         }
-        lines
+        [upper, lower].map(|words| words.join(" "))
+    }
+
+    /// The axes that the piece contains only in part: their letters and ranges.
+    fn partial_axes(&self, section: &Section) -> impl Iterator<Item = (Axis, char, [u32; 2])> {
+        AXES.into_iter().zip("LHND".chars()).zip(self.ranges).filter_map(
+            |((axis, letter), (first, last))| {
+                let is_whole = first == 0 && u64::from(last) + 1 == section.steps(axis).count();
+                (!is_whole).then_some((axis, letter, [first, last]))
+            },
+        )
     }
 
     pub(super) fn layer(&self) -> u32 {

@@ -2,10 +2,12 @@
 
 use std::fmt::{self, Write as _};
 
+use terrane_core::convert::to_u64;
+
 use crate::geometry::Geometry;
 
 use super::pieces::{Drawn, DrawnPiece, DrawnRegion};
-use super::words::{MOST_PIECES, counted, holds, strides};
+use super::words::{MOST_PIECES, counted, holds, omitted, strides, summary};
 
 /// Pixels.
 const WIDTH: u64 = 960;
@@ -30,8 +32,7 @@ const COLOURS: [[&str; 2]; 6] = [
 ];
 
 pub(super) fn render(geometry: &Geometry, drawn: &Drawn) -> String {
-    let sections = u64::try_from(geometry.sections().len()).unwrap_or(0);
-    let regions = u64::try_from(drawn.regions.len()).unwrap_or(0);
+    let (sections, regions) = (to_u64(geometry.sections().len()), to_u64(drawn.regions.len()));
     let height = 2 * MARGIN + LINE * (2 + sections) + regions * (BAR + 2 * LINE);
     let mut svg = String::new();
     let written = write_all(geometry, drawn, height, &mut svg);
@@ -47,13 +48,7 @@ fn write_all(geometry: &Geometry, drawn: &Drawn, height: u64, svg: &mut String) 
     )?;
     writeln!(svg, "<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#ffffff\"/>")?;
     let mut y = MARGIN + LINE;
-    let title = format!(
-        "{} of {} in {}; the bytes of block 0",
-        counted(u64::from(geometry.num_blocks()), "block"),
-        counted(geometry.block_bytes().get(), "byte"),
-        counted(u64::from(geometry.region_count()), "region"),
-    );
-    line(svg, MARGIN, y, &title)?;
+    line(svg, MARGIN, y, &format!("{}; the bytes of block 0", summary(geometry)))?;
     for (number, section) in geometry.sections().iter().enumerate() {
         y += LINE;
         let [colour, _] = colours(number);
@@ -70,12 +65,8 @@ fn write_all(geometry: &Geometry, drawn: &Drawn, height: u64, svg: &mut String) 
         bar(geometry, region, y, svg)?;
         y += BAR;
     }
-    let all = u64::from(geometry.region_count());
-    let drawn_count = u64::try_from(drawn.regions.len()).unwrap_or(u64::MAX);
-    if drawn.is_cut {
-        line(svg, MARGIN, y + LINE, "only the first rows are shown")?;
-    } else if drawn_count < all {
-        line(svg, MARGIN, y + LINE, &format!("and {}", counted(all - drawn_count, "more region")))?;
+    if let Some(text) = omitted(geometry, drawn) {
+        line(svg, MARGIN, y + LINE, &text)?;
     }
     writeln!(svg, "</svg>")
 }
@@ -88,16 +79,14 @@ fn bar(geometry: &Geometry, region: &DrawnRegion, y: u64, svg: &mut String) -> f
     let more = region.pieces.len() - drawn_count;
     let mut title = format!("region {}, {}", region.number, counted(bytes, "byte"));
     if more > 0 {
-        let more = u64::try_from(more).unwrap_or(u64::MAX);
-        write!(title, "; {} behind these", counted(more, "more piece"))?;
+        write!(title, "; {} behind these", counted(to_u64(more), "more piece"))?;
     }
     line(svg, MARGIN, y - 6, &title)?;
     let pieces = region.pieces.get(..drawn_count).unwrap_or_default();
     let total: u128 = pieces.iter().map(|piece| u128::from(piece.bytes)).sum();
     let ends = std::iter::once(0).chain(pieces.iter().map(DrawnPiece::end));
     let gaps = pieces.iter().zip(ends).filter(|(piece, end)| piece.start > *end).count();
-    let count = |number: usize| u64::try_from(number).unwrap_or(0);
-    let room = WIDTH - 2 * MARGIN - GAP * count(gaps) - NARROWEST * count(drawn_count);
+    let room = WIDTH - 2 * MARGIN - GAP * to_u64(gaps) - NARROWEST * to_u64(drawn_count);
     let (mut x, mut end) = (MARGIN, 0);
     for piece in pieces {
         if piece.start > end {
@@ -140,8 +129,7 @@ fn rectangle(
         lower = format!("{} B", piece.bytes);
     }
     for (text, below) in [(upper, 18), (lower, 35)] {
-        let letters = u64::try_from(text.len()).unwrap_or(u64::MAX);
-        if letters.saturating_mul(LETTER) <= width {
+        if to_u64(text.len()).saturating_mul(LETTER) <= width {
             let below = y + below;
             writeln!(
                 svg,

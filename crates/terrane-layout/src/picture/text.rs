@@ -2,23 +2,19 @@
 
 use std::fmt;
 
+use terrane_core::convert::to_u64;
+
 use crate::geometry::Geometry;
 
 use super::pieces::{Drawn, DrawnRegion};
-use super::words::{MOST_PIECES, counted, holds, strides};
+use super::words::{MOST_PIECES, counted, holds, omitted, strides, summary};
 
 pub(super) fn render(
     geometry: &Geometry,
     drawn: &Drawn,
     f: &mut fmt::Formatter<'_>,
 ) -> fmt::Result {
-    writeln!(
-        f,
-        "{} of {} in {}",
-        counted(u64::from(geometry.num_blocks()), "block"),
-        counted(geometry.block_bytes().get(), "byte"),
-        counted(u64::from(geometry.region_count()), "region"),
-    )?;
+    writeln!(f, "{}", summary(geometry))?;
     for section in geometry.sections() {
         let name = section.name();
         writeln!(f, "{name}: {}", holds(section))?;
@@ -27,14 +23,7 @@ pub(super) fn render(
     for region in &drawn.regions {
         render_region(geometry, region, f)?;
     }
-    let all = u64::from(geometry.region_count());
-    let drawn_count = u64::try_from(drawn.regions.len()).unwrap_or(u64::MAX);
-    if drawn.is_cut {
-        writeln!(f, "only the first rows are shown")?;
-    } else if drawn_count < all {
-        writeln!(f, "and {}", counted(all - drawn_count, "more region"))?;
-    }
-    Ok(())
+    omitted(geometry, drawn).map_or(Ok(()), |text| writeln!(f, "{text}"))
 }
 
 fn render_region(
@@ -47,11 +36,8 @@ fn render_region(
     for piece in region.pieces.iter().take(MOST_PIECES) {
         writeln!(f, "{:>15}{:>10}  {}", piece.start, piece.bytes, piece.name(geometry))?;
     }
-    match region.pieces.len().checked_sub(MOST_PIECES) {
-        None | Some(0) => Ok(()),
-        Some(more) => {
-            let more = u64::try_from(more).unwrap_or(u64::MAX);
-            writeln!(f, "{:>25}  and {}", "", counted(more, "more piece"))
-        }
+    match to_u64(region.pieces.len().saturating_sub(MOST_PIECES)) {
+        0 => Ok(()),
+        more => writeln!(f, "{:>25}  and {}", "", counted(more, "more piece")),
     }
 }

@@ -3,7 +3,10 @@
 use std::cmp::Reverse;
 use std::fmt::Display;
 
-use crate::geometry::{Axis, Section};
+use terrane_core::convert::to_u64;
+
+use super::pieces::Drawn;
+use crate::geometry::{Axis, Geometry, Section};
 
 /// The most regions that are drawn.
 pub(super) const MOST_REGIONS: usize = 4;
@@ -14,6 +17,25 @@ pub(super) const MOST_PIECES: usize = 16;
 /// `1 layer`, `2 layers`.
 pub(super) fn counted(count: impl Display + PartialEq<u64>, what: &str) -> String {
     if count == 1 { format!("{count} {what}") } else { format!("{count} {what}s") }
+}
+
+/// The blocks of a geometry, and its regions.
+pub(super) fn summary(geometry: &Geometry) -> String {
+    format!(
+        "{} of {} in {}",
+        counted(u64::from(geometry.num_blocks()), "block"),
+        counted(geometry.block_bytes().get(), "byte"),
+        counted(u64::from(geometry.region_count()), "region"),
+    )
+}
+
+/// What the picture omits.
+pub(super) fn omitted(geometry: &Geometry, drawn: &Drawn) -> Option<String> {
+    if drawn.is_cut {
+        return Some("only the first rows are shown".to_owned());
+    }
+    let more = u64::from(geometry.region_count()).saturating_sub(to_u64(drawn.regions.len()));
+    (more > 0).then(|| format!("and {}", counted(more, "more region")))
 }
 
 /// The counts of a section's axes.

@@ -4,6 +4,7 @@ mod padding;
 
 use std::sync::Arc;
 
+use terrane_core::convert::to_usize;
 use terrane_core::{Alignment, ByteCount, Limits, Region, RegionRequest};
 
 pub use padding::PaddingReport;
@@ -107,23 +108,22 @@ impl LayoutPlan {
         &self.geometry
     }
 
-    /// The limits of this plan.
-    #[must_use]
-    pub const fn limits(&self) -> Limits {
-        self.limits
-    }
-
-    /// The alignment of every region: the strictest of the limits, the block alignment and
-    /// [`LEAST_REGION_ALIGNMENT`].
-    #[must_use]
-    pub const fn alignment(&self) -> Alignment {
-        self.alignment
+    terrane_core::getters! {
+        /// The limits of this plan.
+        limits: Limits,
+        /// The alignment of every region: the strictest of the limits, the block alignment and
+        /// [`LEAST_REGION_ALIGNMENT`].
+        alignment: Alignment,
+        /// The bytes of the base allocation that holds all regions.
+        base_bytes: ByteCount,
+        /// The size of the padding.
+        padding: PaddingReport,
     }
 
     /// The start of a region in the base allocation; `None` if there is no such region.
     #[must_use]
     pub fn region_offset(&self, region: u32) -> Option<ByteCount> {
-        self.offsets.get(ByteCount::new(region.into()).to_usize()).copied()
+        self.offsets.get(to_usize(region.into())).copied()
     }
 
     /// The number of blocks, from block 0 on, that are entirely within the first `prefix` bytes of
@@ -163,12 +163,6 @@ impl LayoutPlan {
             })
         });
         ends.max().unwrap_or(0)
-    }
-
-    /// The bytes of the base allocation that holds all regions.
-    #[must_use]
-    pub const fn base_bytes(&self) -> ByteCount {
-        self.base_bytes
     }
 
     /// The request for the one base allocation.
@@ -220,12 +214,6 @@ impl LayoutPlan {
     /// allocate each of the [`requests`](Self::requests) and adopt the memory.
     pub fn check_base(&self) -> Result<(), LayoutError> {
         self.check_size(Part::Base, self.base_bytes)
-    }
-
-    /// The size of the padding.
-    #[must_use]
-    pub const fn padding(&self) -> PaddingReport {
-        self.padding
     }
 
     /// Splits a base allocation into the planned regions.

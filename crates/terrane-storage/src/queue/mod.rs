@@ -359,7 +359,7 @@ impl Drop for IoQueue {
     }
 }
 
-terrane_core::debug_fields!(IoQueue, |it| capabilities: it.capabilities, depth: it.depth, in_flight: it.in_flight());
+terrane_core::debug_fields!(IoQueue, |it| { capabilities: it.capabilities, depth: it.depth, in_flight: it.in_flight() });
 
 /// Ends a [`wait`](IoQueue::wait) from another thread.
 ///
@@ -390,4 +390,4 @@ impl IoWaker {
     }
 }
 
-terrane_core::debug_fields!(IoWaker);
+terrane_core::debug_fields!(IoWaker {});

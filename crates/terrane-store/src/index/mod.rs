@@ -293,4 +293,4 @@ impl TierIndex {
     }
 }
 
-terrane_core::debug_fields!(TierIndex, |it| blocks: it.len(), slots: it.capacity());
+terrane_core::debug_fields!(TierIndex, |it| { blocks: it.len(), slots: it.capacity() });

@@ -275,7 +275,7 @@ impl Drop for Handle {
     }
 }
 
-terrane_core::debug_fields!(Slabs, |it| files: it.handle.shared.files);
+terrane_core::debug_fields!(Slabs, |it| { files: it.handle.shared.files });
 
 /// Ends the requests that the thread did not take, when it ends.
 struct RefuseLast(Arc<Shared>);

@@ -95,7 +95,7 @@ impl Blocks {
     }
 }
 
-terrane_core::debug_fields!(Blocks, |it| len: it.len());
+terrane_core::debug_fields!(Blocks, |it| { len: it.len() });
 
 /// Host memory of one block after the other: for each one or more pairs of pointer and length.
 ///

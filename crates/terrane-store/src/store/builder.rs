@@ -274,7 +274,7 @@ pub struct StoreBuilder {
     pub(crate) close_within: Duration,
 }
 
-terrane_core::debug_fields!(StoreBuilder, |it| groups: it.groups.len(), memory_tiers: it.memory_tiers.len(), disk: it.disk);
+terrane_core::debug_fields!(StoreBuilder, |it| { groups: it.groups.len(), memory_tiers: it.memory_tiers.len(), disk: it.disk });
 
 impl StoreBuilder {
     pub(crate) const fn new() -> Self {

@@ -34,7 +34,7 @@ pub struct Refused<G> {
     pub cause: StoreError,
 }
 
-terrane_core::debug_fields!(Refused<G>, |it| cause: it.cause);
+terrane_core::debug_fields!(Refused<G>, |it| { cause: it.cause });
 
 terrane_core::delegate_error!(Refused<G>);
 
@@ -136,4 +136,4 @@ impl Future for JobFuture {
     }
 }
 
-terrane_core::debug_fields!(JobFuture);
+terrane_core::debug_fields!(JobFuture {});

@@ -75,4 +75,4 @@ impl Drop for Lease {
     }
 }
 
-terrane_core::debug_fields!(Lease, |it| presence: it.presence);
+terrane_core::debug_fields!(Lease, |it| { presence: it.presence });

@@ -212,4 +212,4 @@ impl Store {
     }
 }
 
-terrane_core::debug_fields!(Store, |it| tiers: it.core().tiers.len());
+terrane_core::debug_fields!(Store, |it| { tiers: it.core().tiers.len() });

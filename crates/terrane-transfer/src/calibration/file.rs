@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use terrane_core::BoxedCause;
 
 use crate::calibration::error::CalibrationError;
 use crate::calibration::path::{CopyPath, Direction};
@@ -47,23 +48,25 @@ enum Flaw {
 }
 
 pub(crate) fn read(path: &Path) -> Result<Calibration, CalibrationError> {
-    let text = std::fs::read_to_string(path).map_err(|error| failed(path, error))?;
-    parse(&text).map_err(|error| CalibrationError::File { path: path.to_owned(), source: error })
+    let text = std::fs::read_to_string(path).map_err(BoxedCause::from);
+    text.and_then(|text| parse(&text)).map_err(|cause| failed(path, cause))
 }
 
 pub(crate) fn write(calibration: &Calibration, path: &Path) -> Result<(), CalibrationError> {
-    let text = serde_json::to_string_pretty(&Form::of(calibration));
-    let text = text.map_err(|error| failed(path, error))?;
-    let (mut file, relaxed) = create_beside(path).map_err(|error| failed(path, error))?;
-    let written = file
-        .write_all(text.as_bytes())
-        .and_then(|()| file.sync_all())
-        .and_then(|()| std::fs::rename(&relaxed, path));
-    written.map_err(|error| {
-        // The first error is returned.
-        let _ = std::fs::remove_file(&relaxed);
-        failed(path, error)
-    })
+    let replace = || {
+        let text = serde_json::to_string_pretty(&Form::of(calibration))?;
+        let (mut file, beside) = create_beside(path)?;
+        let written = file
+            .write_all(text.as_bytes())
+            .and_then(|()| file.sync_all())
+            .and_then(|()| std::fs::rename(&beside, path));
+        written.inspect_err(|_| {
+            // The first error is returned.
+            let _ = std::fs::remove_file(&beside);
+        })?;
+        Ok::<_, BoxedCause>(())
+    };
+    replace().map_err(|cause| failed(path, cause))
 }
 
 /// Creates a file in the folder of `path`, so that a rename stays within the file system.
@@ -91,33 +94,27 @@ fn create_beside(path: &Path) -> std::io::Result<(File, PathBuf)> {
     Err(exists)
 }
 
-fn failed(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> CalibrationError {
-    CalibrationError::File { path: path.to_owned(), source: Arc::new(error) }
+fn failed(path: &Path, cause: BoxedCause) -> CalibrationError {
+    CalibrationError::File { path: path.to_owned(), source: Arc::from(cause) }
 }
 
-type Cause = Arc<dyn std::error::Error + Send + Sync>;
-
-fn cause(error: impl std::error::Error + Send + Sync + 'static) -> Cause {
-    Arc::new(error)
-}
-
-fn parse(text: &str) -> Result<Calibration, Cause> {
+fn parse(text: &str) -> Result<Calibration, BoxedCause> {
     /// The field that every format has.
     #[derive(Deserialize)]
     struct Head {
         format: u32,
     }
 
-    let head: Head = serde_json::from_str(text).map_err(cause)?;
+    let head: Head = serde_json::from_str(text)?;
     if head.format != FORMAT {
-        return Err(cause(Flaw::Format { found: head.format }));
+        return Err(Flaw::Format { found: head.format }.into());
     }
-    let file: Form = serde_json::from_str(text).map_err(cause)?;
+    let file: Form = serde_json::from_str(text)?;
     // A path that the file does not mention keeps the built-in figures.
     let mut calibration =
         Calibration { device: file.device, driver: file.driver, ..Calibration::built_in() };
     for entry in file.costs {
-        let (direction, path, cost) = entry.check().map_err(cause)?;
+        let (direction, path, cost) = entry.check()?;
         calibration.set(direction, path, cost);
     }
     Ok(calibration)

@@ -61,7 +61,9 @@ impl Calibration {
     pub fn built_in() -> Self {
         use CopyPath::{Batched, Contiguous, CopyEach, Direct, Peer, Relayout, Staged};
         use Direction::{FromPeer, ToDevice, ToHost, ToPeer, WithinDevice};
-        let mut built_in = Self::empty("NVIDIA H200", "13.0");
+        let (device, driver) = ("NVIDIA H200".to_owned(), "13.0".to_owned());
+        let costs = [[None; CopyPath::ALL.len()]; Direction::ALL.len()];
+        let mut built_in = Self { device, driver, costs };
         // Nanoseconds: fixed, per piece, per short piece; then gigabytes per second.
         let figures: [(Direction, CopyPath, [f64; 4]); 22] = [
             (ToDevice, Contiguous, [6e3, 2.1e3, 2.1e3, 55.0]),
@@ -152,20 +154,12 @@ impl Calibration {
     #[must_use]
     #[inline]
     pub fn cost(&self, direction: Direction, path: CopyPath) -> Option<&PathCost> {
-        self.costs.get(direction.index())?.get(path.index())?.as_ref()
+        self.costs[direction.index()][path.index()].as_ref()
     }
 
     /// Replaces a figure.
     pub fn set(&mut self, direction: Direction, path: CopyPath, cost: PathCost) {
-        let slot = self.costs.get_mut(direction.index()).and_then(|d| d.get_mut(path.index()));
-        if let Some(slot) = slot {
-            *slot = Some(cost);
-        }
-    }
-
-    fn empty(device: &str, driver: &str) -> Self {
-        let (device, driver) = (device.to_owned(), driver.to_owned());
-        Self { device, driver, costs: [[None; CopyPath::ALL.len()]; Direction::ALL.len()] }
+        self.costs[direction.index()][path.index()] = Some(cost);
     }
 }
 

@@ -55,15 +55,7 @@ impl CopyPath {
     #[must_use]
     #[inline]
     pub const fn index(self) -> usize {
-        match self {
-            Self::Contiguous => 0,
-            Self::CopyEach => 1,
-            Self::Batched => 2,
-            Self::Direct => 3,
-            Self::Staged => 4,
-            Self::Relayout => 5,
-            Self::Peer => 6,
-        }
+        self as usize
     }
 }
 
@@ -97,13 +89,7 @@ impl Direction {
     #[must_use]
     #[inline]
     pub const fn index(self) -> usize {
-        match self {
-            Self::ToDevice => 0,
-            Self::ToHost => 1,
-            Self::WithinDevice => 2,
-            Self::ToPeer => 3,
-            Self::FromPeer => 4,
-        }
+        self as usize
     }
 
     /// Whether the other end is on another device.

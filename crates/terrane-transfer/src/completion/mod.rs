@@ -6,7 +6,6 @@ pub(crate) mod progress;
 pub(crate) mod set;
 pub(crate) mod waiter_progress;
 
-use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -80,12 +79,8 @@ pub struct Outcome<G> {
     pub result: Result<Report, TransferError>,
 }
 
-/// The guard need not be `Debug`: only the result is shown.
-impl<G> fmt::Debug for Outcome<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outcome").field("result", &self.result).finish_non_exhaustive()
-    }
-}
+// The guard need not be `Debug`: only the result is shown.
+terrane_core::debug_fields!(Outcome<G> { result });
 
 impl<G> Completion<G> {
     /// Whether the transfer has ended, successfully or not.
@@ -168,11 +163,7 @@ impl<G> Completion<G> {
     }
 }
 
-impl<G> fmt::Debug for Completion<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Completion").field(&self.ticket).finish()
-    }
-}
+terrane_core::debug_fields!(Completion<G>, |this| (this.ticket));
 
 impl<G> IntoFuture for Completion<G> {
     type Output = Outcome<G>;
@@ -201,11 +192,7 @@ impl<G> Future for CompletionFuture<G> {
     }
 }
 
-impl<G> fmt::Debug for CompletionFuture<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompletionFuture").finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(CompletionFuture<G> {});
 
 /// State shared by the caller's end and the engine's end of a transfer.
 struct SharedCompletion<G> {

@@ -57,17 +57,8 @@ pub struct CompletionSet<G> {
     ticket: Ticket,
 }
 
-enum Member<G> {
-    InFlight(Completion<G>),
-    Ended(Outcome<G>),
-}
-
-impl<G> Member<G> {
-    /// Whether the set has the member's outcome.
-    const fn is_ended(&self) -> bool {
-        matches!(self, Self::Ended(_))
-    }
-}
+/// A transfer whose outcome the set has, or whose completion.
+type Member<G> = Result<Outcome<G>, Completion<G>>;
 
 /// How each transfer of a set ended.
 #[must_use = "the results may be errors"]
@@ -111,7 +102,7 @@ impl<G> CompletionSet<G> {
             end_set(&ticket, true);
         }
         tickets.iter().for_each(|member| member.add_dependent(end.clone()));
-        Self { members: started.map(Member::InFlight).collect(), tickets, ticket }
+        Self { members: started.map(Err).collect(), tickets, ticket }
     }
 
     /// The number of transfers.
@@ -130,11 +121,8 @@ impl<G> CompletionSet<G> {
     #[must_use]
     pub fn has_ended(&self) -> bool {
         // Each member is polled, because the query also polls the member's engine.
-        let in_flight = |member: &&Member<G>| match member {
-            Member::InFlight(completion) => !completion.has_ended(),
-            Member::Ended(_) => false,
-        };
-        if self.members.iter().filter(in_flight).count() > 0 {
+        let in_flight = self.members.iter().filter_map(|member| member.as_ref().err());
+        if in_flight.filter(|completion| !completion.has_ended()).count() > 0 {
             return false;
         }
         // As in `wait`, the ticket ends before the caller learns that the set has ended.
@@ -166,10 +154,7 @@ impl<G> CompletionSet<G> {
     /// [layer-by-layer](crate::Transfer::layer_by_layer).
     #[must_use]
     pub fn layers(&self, transfer: usize) -> Option<Layers> {
-        match self.members.get(transfer)? {
-            Member::InFlight(completion) => completion.layers(),
-            Member::Ended(_) => None,
-        }
+        self.members.get(transfer)?.as_ref().err()?.layers()
     }
 
     /// The bytes copied so far. A failed transfer counts no bytes once
@@ -177,22 +162,18 @@ impl<G> CompletionSet<G> {
     #[must_use]
     pub fn copied(&self) -> ByteCount {
         let bytes = self.members.iter().map(|member| match member {
-            Member::InFlight(completion) => completion.copied().get(),
-            Member::Ended(outcome) => match &outcome.result {
-                Ok(report) => report.explanation.bytes.get(),
-                Err(_) => 0,
-            },
+            Err(completion) => completion.copied().get(),
+            Ok(Outcome { result: Ok(report), .. }) => report.explanation.bytes.get(),
+            Ok(Outcome { result: Err(_), .. }) => 0,
         });
         ByteCount::new(bytes.sum())
     }
 
     /// Blocks the thread until all transfers have ended.
     pub fn wait(self) -> SetOutcome<G> {
-        let outcomes = self.members.into_iter().map(|member| match member {
-            Member::InFlight(completion) => completion.wait(),
-            Member::Ended(outcome) => outcome,
-        });
-        let outcome = SetOutcome { outcomes: outcomes.collect() };
+        let members = self.members.into_iter();
+        let outcomes = members.map(|member| member.unwrap_or_else(Completion::wait)).collect();
+        let outcome = SetOutcome { outcomes };
         // The ticket ends before the caller learns that the set has ended. A member that was
         // cancelled while it waited ends its ticket later, and so does the set.
         if has_ended(&self.tickets) {
@@ -209,18 +190,10 @@ impl<G> CompletionSet<G> {
     #[cfg(not(loom))]
     pub fn wait_until(self, deadline: Instant) -> Result<SetOutcome<G>, Self> {
         let Self { members, tickets, ticket } = self;
-        let members: Vec<Member<G>> = members
-            .into_iter()
-            .map(|member| match member {
-                Member::InFlight(completion) => match completion.wait_until(deadline) {
-                    Ok(outcome) => Member::Ended(outcome),
-                    Err(completion) => Member::InFlight(completion),
-                },
-                ended @ Member::Ended(_) => ended,
-            })
-            .collect();
+        let wait = |member: Member<G>| member.or_else(|completion| completion.wait_until(deadline));
+        let members = members.into_iter().map(wait).collect();
         let set = Self { members, tickets, ticket };
-        if set.members.iter().all(Member::is_ended) { Ok(set.wait()) } else { Err(set) }
+        if set.members.iter().all(Result::is_ok) { Ok(set.wait()) } else { Err(set) }
     }
 }
 
@@ -267,24 +240,20 @@ impl<G> Future for CompletionSetFuture<G> {
         let this = self.get_mut();
         let members = this.set.iter_mut().flat_map(|set| &mut set.members);
         for member in members {
-            if let Member::InFlight(completion) = member
+            if let Err(completion) = member
                 && let Poll::Ready(outcome) = completion.shared.poll_outcome(context)
             {
-                *member = Member::Ended(outcome);
+                *member = Ok(outcome);
             }
         }
-        match this.set.take_if(|set| set.members.iter().all(Member::is_ended)) {
+        match this.set.take_if(|set| set.members.iter().all(Result::is_ok)) {
             Some(set) => Poll::Ready(set.wait()),
             None => Poll::Pending,
         }
     }
 }
 
-impl<G> fmt::Debug for CompletionSetFuture<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompletionSetFuture").field("ticket", &self.ticket).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(CompletionSetFuture<G> { ticket });
 
 #[cfg(all(test, not(loom)))]
 mod tests {
@@ -298,7 +267,7 @@ mod tests {
         let ticket = Ticket::of_set([member.clone()]);
         // A member that was cancelled while it waited has an outcome before its ticket ends.
         let outcome = Outcome { guard: (), result: Err(TransferError::EngineStopped) };
-        let (members, tickets) = (vec![Member::Ended(outcome)], [member.clone()].into());
+        let (members, tickets) = (vec![Ok(outcome)], [member.clone()].into());
         let set = CompletionSet { members, tickets, ticket };
         assert!(set.has_ended() && !set.ticket().has_ended());
         drop(member.end(false));

@@ -1,7 +1,6 @@
 //! The device work that a transfer runs after.
 
 use std::any::Any;
-use std::fmt;
 use std::sync::Arc;
 
 use terrane_core::DeviceId;
@@ -69,16 +68,11 @@ macro_rules! handle_type {
                 Self { device, raw, _owner: owner }
             }
 
-            /// The device that it belongs to.
-            #[must_use]
-            pub const fn device(&self) -> DeviceId {
-                self.device
-            }
-
-            /// The driver's handle. It is valid while this value or a clone of it lives.
-            #[must_use]
-            pub const fn raw(&self) -> u64 {
-                self.raw
+            terrane_core::getters! {
+                /// The device that it belongs to.
+                device: DeviceId,
+                /// The driver's handle. It is valid while this value or a clone of it lives.
+                raw: u64,
             }
         }
 
@@ -90,14 +84,7 @@ macro_rules! handle_type {
 
         impl Eq for $name {}
 
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($name))
-                    .field("device", &self.device)
-                    .field("raw", &self.raw)
-                    .finish_non_exhaustive()
-            }
-        }
+        terrane_core::debug_fields!($name { device, raw });
     };
 }
 

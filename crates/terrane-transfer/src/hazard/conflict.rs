@@ -1,7 +1,5 @@
 //! The uses of blocks by transfers, and which uses exclude each other.
 
-use std::fmt;
-
 use super::ticket::TransferId;
 use crate::side::Side;
 
@@ -14,14 +12,20 @@ pub enum Access {
     Write,
 }
 
-impl fmt::Display for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Read => "read",
-            Self::Write => "written",
-        })
+impl Access {
+    /// The end of a transfer that has this access.
+    pub(crate) const fn side(self) -> Side {
+        match self {
+            Self::Read => Side::Source,
+            Self::Write => Side::Destination,
+        }
     }
 }
+
+terrane_core::display_names!(Access {
+    Self::Read => "read",
+    Self::Write => "written",
+});
 
 /// A block that another operation in flight reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

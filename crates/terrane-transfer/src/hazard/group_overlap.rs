@@ -156,7 +156,7 @@ fn check_windows(groups: [(usize, &PhysicalLayout); 2]) -> Result<(), GroupRefus
     let [(first, a), (second, b)] = groups;
     let (of_a, of_b) = (windows_of(first, a)?, windows_of(second, b)?);
     let mut pairs = of_a.iter().flat_map(|a| of_b.iter().map(move |b| (a, b)));
-    pairs.try_for_each(|(a, b)| a.apart(b).map_err(|overlap| overlap.between(first, second)))
+    pairs.try_for_each(|(a, b)| a.apart(b, first, second))
 }
 
 fn are_in_one_file(a: &PhysicalLayout, b: &PhysicalLayout) -> bool {
@@ -188,33 +188,41 @@ struct Windows {
     stride: i128,
 }
 
-/// The overlap of two groups' windows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WindowOverlap {
-    Blocks(i128, i128),
-    Strides(i128, i128),
-}
-
 impl Windows {
     fn end(&self) -> i128 {
         let far = if self.count > 1 { (self.count - 1) * self.stride } else { 0 };
         self.start + far + self.bytes
     }
 
-    /// Fails if windows of different blocks share a byte.
-    fn apart(&self, other: &Self) -> Result<(), WindowOverlap> {
+    /// Fails if windows of different blocks, of the groups `first` and `second`, share a byte.
+    fn apart(&self, other: &Self, first: usize, second: usize) -> Result<(), GroupRefusal> {
         let are_apart =
             self.space != other.space || self.end() <= other.start || other.end() <= self.start;
         if are_apart {
             return Ok(());
         }
+        // Blocks and strides come from a layout, so they fit.
+        let [first_stride, second_stride] =
+            [self, other].map(|it| u64::try_from(it.stride).unwrap_or(u64::MAX));
+        let block = |number: i128| u32::try_from(number).unwrap_or(u32::MAX);
+        let blocks_overlap = |one, another| {
+            let (first_block, second_block) = (block(one), block(another));
+            Err(GroupRefusal::BlocksOverlap { first, second, first_block, second_block })
+        };
         let stride = match (self.count, other.count) {
             (1, 1) if self.first == other.first => return Ok(()),
-            (1, 1) => return Err(WindowOverlap::Blocks(self.first, other.first)),
+            (1, 1) => return blocks_overlap(self.first, other.first),
             (_, 1) => self.stride,
             (1, _) => other.stride,
             _ if self.stride == other.stride => self.stride,
-            _ => return Err(WindowOverlap::Strides(self.stride, other.stride)),
+            _ => {
+                return Err(GroupRefusal::StridesDiffer {
+                    first,
+                    second,
+                    first_stride,
+                    second_stride,
+                });
+            }
         };
         // The position of block 0. Block `b` of this group and block `c` of the other group overlap
         // if `ahead - self.bytes < (b - c) · stride < ahead + other.bytes`.
@@ -229,38 +237,15 @@ impl Windows {
         if apart_by > most {
             return Ok(());
         }
-        let block = other.first.max(self.first - apart_by);
-        Err(WindowOverlap::Blocks(block + apart_by, block))
-    }
-}
-
-impl WindowOverlap {
-    fn between(self, first: usize, second: usize) -> GroupRefusal {
-        // Blocks and strides come from a layout, so they fit.
-        let block = |number: i128| u32::try_from(number).unwrap_or(u32::MAX);
-        let bytes = |stride: i128| u64::try_from(stride).unwrap_or(u64::MAX);
-        match self {
-            Self::Blocks(a, b) => GroupRefusal::BlocksOverlap {
-                first,
-                second,
-                first_block: block(a),
-                second_block: block(b),
-            },
-            Self::Strides(a, b) => GroupRefusal::StridesDiffer {
-                first,
-                second,
-                first_stride: bytes(a),
-                second_stride: bytes(b),
-            },
-        }
+        let other_block = other.first.max(self.first - apart_by);
+        blocks_overlap(other_block + apart_by, other_block)
     }
 }
 
 /// A dimension outside of a block's window.
 struct Repeat {
     count: u32,
-    stride: u64,
-    regions: u32,
+    step: RegionOffset,
     /// The number of positions.
     blocks: u32,
 }
@@ -278,12 +263,10 @@ fn windows_of(group: usize, layout: &PhysicalLayout) -> Result<Vec<Windows>, Gro
         }
         let begin = RegionOffset { region: section.first_region(), offset: section.offset() };
         let mut begins = vec![(begin, 0_u32)];
-        for Repeat { count, stride, regions, blocks } in repeats {
+        for Repeat { count, step, blocks } in repeats {
             let repeated = begins.iter().flat_map(|&(begin, block)| {
                 (0..count).map(move |position| {
-                    let region = begin.region + position * regions;
-                    let offset = begin.offset + u64::from(position) * stride;
-                    (RegionOffset { region, offset }, block + position * blocks)
+                    (begin.plus(step.times(position.into())), block + position * blocks)
                 })
             });
             begins = repeated.collect();
@@ -308,28 +291,17 @@ fn windows_of(group: usize, layout: &PhysicalLayout) -> Result<Vec<Windows>, Gro
 
 /// The bytes of a section's window in a block, and the outer dimensions that repeat it.
 fn window_of(section: &Section) -> (u64, Vec<Repeat>) {
-    let blocks = section.steps(Axis::Block);
-    let inner = blocks.inner();
+    let [(in_group, block), (count, step)] = section.steps(Axis::Block).parts();
     let mut bytes = section.element_bytes().get();
-    let mut repeats = vec![Repeat {
-        count: blocks.outer().count,
-        stride: blocks.outer().stride,
-        regions: blocks.regions(),
-        blocks: inner.count,
-    }];
-    for axis in Axis::ALL.into_iter().filter(|&axis| axis != Axis::Block) {
-        let steps = section.steps(axis);
-        for (step, regions) in [(steps.inner(), 0), (steps.outer(), steps.regions())] {
-            if step.count == 1 {
-                continue;
-            }
-            // Strides are nested: a dimension with a smaller stride is within the block's window.
-            if regions == 0 && (inner.count == 1 || step.stride < inner.stride) {
-                bytes += step.stride * u64::from(step.count - 1);
-            } else {
-                let (count, stride) = (step.count, step.stride);
-                repeats.push(Repeat { count, stride, regions, blocks: 0 });
-            }
+    let mut repeats = vec![Repeat { count, step, blocks: in_group }];
+    let others = Axis::ALL.into_iter().filter(|&axis| axis != Axis::Block);
+    let parts = others.flat_map(|axis| section.steps(axis).parts());
+    for (count, step) in parts.filter(|(count, _)| *count > 1) {
+        // Strides are nested: a dimension with a smaller stride is within the block's window.
+        if step.region == 0 && (in_group == 1 || step.offset < block.offset) {
+            bytes += step.offset * u64::from(count - 1);
+        } else {
+            repeats.push(Repeat { count, step, blocks: 0 });
         }
     }
     (bytes, repeats)

@@ -1,6 +1,5 @@
 //! Waits for the end of a ticket's transfer.
 
-use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -105,11 +104,7 @@ impl Future for TicketFuture {
     }
 }
 
-impl fmt::Debug for TicketFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TicketFuture").finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(TicketFuture {});
 
 /// Records the end of one ticket.
 #[derive(Default)]

@@ -59,10 +59,8 @@ impl TransferManagerBuilder {
     ///
     /// [`TransferError::EngineNotStarted`] if its threads cannot be started.
     pub fn host(self) -> Result<Self, TransferError> {
-        let engine = HostEngine::new(HostEngineOptions::default()).map_err(|source| {
-            TransferError::EngineNotStarted { engine: "host", source: Box::new(source) }
-        })?;
-        Ok(self.engine(engine))
+        let engine = HostEngine::new(HostEngineOptions::default());
+        Ok(self.engine(engine.map_err(|source| TransferError::not_started("host", source))?))
     }
 
     /// Adds the engine that copies between host memory and files, with its default options.
@@ -72,10 +70,8 @@ impl TransferManagerBuilder {
     /// [`TransferError::EngineNotStarted`] if a thread cannot be started or the I/O queue cannot be
     /// created.
     pub fn disk(self) -> Result<Self, TransferError> {
-        let engine = DiskEngine::new(&DiskEngineOptions::default()).map_err(|source| {
-            TransferError::EngineNotStarted { engine: "disk", source: Box::new(source) }
-        })?;
-        Ok(self.engine(engine))
+        let engine = DiskEngine::new(&DiskEngineOptions::default());
+        Ok(self.engine(engine.map_err(|source| TransferError::not_started("disk", source))?))
     }
 
     /// Sets the time for which waiting threads poll an engine before they sleep; see

@@ -188,7 +188,7 @@ impl TransferManager {
         let counted = self.metrics.path_of(&explanation);
         let finalizer = Finalizer::new(ticket, explanation, counted);
         let Transfer { destination_blocks, after, allow_incomplete, options, .. } = transfer;
-        let mut job = CopyJob::new(plan, claims, options, Arc::default(), finalizer);
+        let mut job = CopyJob::new(plan, Arc::new(claims), options, Arc::default(), finalizer);
         job.compute_checksums(&destination_blocks);
         Ok(Prepared { job, engine, after, allow_incomplete, spin: self.spin })
     }
@@ -319,19 +319,18 @@ fn claim(
     transfer: &Transfer,
     plan: &TransferPlan,
 ) -> Result<(Ticket, TransferClaims), TransferError> {
-    let layers = plan.layers();
-    let [heads, heads_written] = [Side::Source, Side::Destination].map(|side| plan.heads(side));
-    let [tokens, tokens_written] = [Side::Source, Side::Destination].map(|side| {
-        let some = |tokens| plan.end(side).numbers_of_tokens(tokens);
-        plan.tokens(side).map_or(ALL_TOKENS, some)
-    });
-    let (access, blocks) = (Access::Read, plan.source_blocks());
-    let group = transfer.source.group();
-    let read = BlockUse { access, blocks, group, layers: layers.clone(), heads, tokens };
-    let (access, blocks) = (Access::Write, plan.destination_blocks());
-    let group = transfer.destination.group();
-    let (heads, tokens) = (heads_written, tokens_written);
-    let write = BlockUse { access, blocks, group, layers, heads, tokens };
+    let used = |(side, access)| BlockUse {
+        access,
+        blocks: plan.blocks(side),
+        group: plan.end(side).group(),
+        layers: plan.layers(),
+        heads: plan.heads(side),
+        tokens: plan
+            .tokens(side)
+            .map_or(ALL_TOKENS, |tokens| plan.end(side).numbers_of_tokens(tokens)),
+    };
+    let [read, write] =
+        [(Side::Source, Access::Read), (Side::Destination, Access::Write)].map(used);
     // A chain of predecessors can be long, so it is walked only if there is a conflict.
     let predecessors = OnceCell::new();
     let tickets = || transfer.after.iter().map(|predecessor| &predecessor.ticket);

@@ -88,15 +88,7 @@ pub struct RejectedSet<G> {
     pub other: Option<usize>,
 }
 
-impl<G> fmt::Debug for RejectedSet<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RejectedSet")
-            .field("index", &self.index)
-            .field("cause", &self.cause)
-            .field("other", &self.other)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(RejectedSet<G> { index, cause, other });
 
 impl<G> fmt::Display for RejectedSet<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -4,11 +4,11 @@
 mod facade;
 pub(crate) mod snapshot;
 
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use terrane_core::StorageKind;
+use terrane_core::convert::to_u64;
 use terrane_core::metrics::{HISTOGRAM_CELLS, ShardedCounters};
 
 use crate::explain::Explanation;
@@ -105,11 +105,7 @@ impl TransferMetrics {
     }
 }
 
-impl fmt::Debug for TransferMetrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TransferMetrics").finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(TransferMetrics {});
 
 impl PathMetrics {
     fn new(key: PathKey) -> Self {
@@ -140,28 +136,23 @@ impl PathMetrics {
 
     fn snapshot(self: &Arc<Self>) -> PathSnapshot {
         let PathKey { engine, path, source, destination } = self.key;
-        let [succeeded, failed, cancelled, retries] =
-            [SUCCEEDED, FAILED, CANCELLED, RETRIES].map(|cell| self.counters.get(cell));
-        let [pieces, runs] = [PIECES, RUNS].map(|cell| self.counters.get(cell));
-        let [busy, queued] =
-            [BUSY, QUEUED].map(|cell| Duration::from_nanos(self.counters.get(cell)));
-        // The table has one reference.
-        let in_flight = terrane_core::convert::to_u64(Arc::strong_count(self).saturating_sub(1));
+        let count = |cell| self.counters.get(cell);
         PathSnapshot {
             engine,
             path,
             source,
             destination,
-            succeeded,
-            failed,
-            cancelled,
-            in_flight,
-            retries,
-            bytes: self.counters.get(BYTES).into(),
-            pieces,
-            runs,
-            busy,
-            queued,
+            succeeded: count(SUCCEEDED),
+            failed: count(FAILED),
+            cancelled: count(CANCELLED),
+            // The table has one reference.
+            in_flight: to_u64(Arc::strong_count(self).saturating_sub(1)),
+            retries: count(RETRIES),
+            bytes: count(BYTES).into(),
+            pieces: count(PIECES),
+            runs: count(RUNS),
+            busy: Duration::from_nanos(count(BUSY)),
+            queued: Duration::from_nanos(count(QUEUED)),
             latency: self.counters.histogram(LATENCY),
         }
     }
@@ -222,7 +213,7 @@ mod tests {
         assert_eq!(paths.len(), MOST_PATHS);
         let failed: Vec<u64> = paths.iter().map(|path| path.failed).collect();
         assert!(failed[..MOST_PATHS - 1].iter().all(|&failed| failed == 2));
-        assert_eq!(failed[MOST_PATHS - 1], 2 + 2 * terrane_core::convert::to_u64(MOST_PATHS));
+        assert_eq!(failed[MOST_PATHS - 1], 2 + 2 * to_u64(MOST_PATHS));
         assert_eq!((paths[0].retries, paths[0].in_flight), (6, 0));
     }
 }

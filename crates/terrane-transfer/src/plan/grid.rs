@@ -7,7 +7,7 @@ use terrane_core::ByteCount;
 
 use super::TransferPlan;
 use super::loops::BlockLoops;
-use super::nest::{Loop, LoopAxis, LoopNest};
+use super::nest::{Loop, LoopAxis, LoopNest, distance_of};
 use super::run::Distance;
 use crate::side::Side;
 
@@ -127,12 +127,7 @@ impl BlockLoops {
                 return None;
             }
             for index in 0..count {
-                let (mut at, mut rest) = (Distance::ZERO, index);
-                for level in &apart {
-                    at = at.plus(&level.step.times(rest % level.count));
-                    rest /= level.count;
-                }
-                grids.push(grid(nest, &at, &inside)?);
+                grids.push(grid(nest, &distance_of(apart.iter(), index), &inside)?);
             }
         }
         Some(grids.into())
@@ -142,15 +137,14 @@ impl BlockLoops {
 /// One grid of a nest, with its first cell moved by `at`.
 fn grid(nest: &LoopNest, at: &Distance, loops: &[Loop]) -> Option<CopyGrid> {
     let layers = nest.outer_over(LoopAxis::Layers);
-    let padded = match loops {
-        [] => [None, None, None],
-        [outer] if outer.over == LoopAxis::Sections => [Some(outer), None, None],
-        [row] => [None, Some(row), None],
-        [outer, row] if outer.over == LoopAxis::Sections => [Some(outer), Some(row), None],
-        [row, column] => [None, Some(row), Some(column)],
-        [outer, row, column] => [Some(outer), Some(row), Some(column)],
-        _ => return None,
+    // Sections are the outer loop, if there is one.
+    let (outer, rows) = match loops {
+        [outer, rows @ ..] if outer.over == LoopAxis::Sections || rows.len() == 2 => {
+            (Some(outer), rows)
+        }
+        rows => (None, rows),
     };
+    let (row, column) = (rows.first(), rows.get(1));
     let count =
         |level: Option<&Loop>| level.map_or(Some(1), |level| u32::try_from(level.count).ok());
     let stride =
@@ -158,7 +152,6 @@ fn grid(nest: &LoopNest, at: &Distance, loops: &[Loop]) -> Option<CopyGrid> {
     let end = |side| {
         let (base, by, steps) = (nest.base.get(side), at.0.get(side), nest.block.get(side));
         let layer = layers.map(|level| level.step.0.get(side));
-        let [outer, row, column] = padded;
         GridEnd {
             first_region: base.region.wrapping_add(by.region),
             regions_per_layer: layer.map_or(0, |at| at.region),
@@ -170,7 +163,6 @@ fn grid(nest: &LoopNest, at: &Distance, loops: &[Loop]) -> Option<CopyGrid> {
             column_stride: stride(column, side),
         }
     };
-    let [outer, row, column] = padded;
     Some(CopyGrid {
         layers: count(layers)?,
         outers: count(outer)?,

@@ -4,10 +4,9 @@ use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 use terrane_core::ByteCount;
-use terrane_layout::Geometry;
 
 use super::grid::CopyGrid;
-use super::nest::{self, Joining, LayerGroup};
+use super::nest::{self, LayerGroup};
 use super::shape::{self, Selection, SharedSection};
 use crate::engine::endpoint_cache::EndpointCache;
 use crate::error::TransferError;
@@ -36,9 +35,10 @@ impl BlockLoops {
         let (selection, sections) = shape::check(transfer)?;
         let ends = [&transfer.source, &transfer.destination].map(|end| end.layout().geometry());
         // An end with contiguous blocks is accessed in sequence if runs are ordered block by block.
-        let by_block = !transfer.options.layer_by_layer && ends.iter().any(|end| holds_blocks(end));
-        let groups = nest::layer_groups(&sections, &selection, Joining { layers: by_block });
-        let layers = u64::from(selection.layers.end - selection.layers.start);
+        let by_block =
+            !transfer.options.layer_by_layer && ends.iter().any(|end| end.page().is_some());
+        let groups = nest::layer_groups(&sections, &selection, by_block);
+        let layers = u64::from(shape::count_of(&selection.layers.source));
         let (mut pieces, mut bytes) = (0, ByteCount::ZERO);
         for section in &sections {
             let count = if section.has_layers() { layers } else { 1 };
@@ -52,11 +52,6 @@ impl BlockLoops {
         let grids = OnceLock::new();
         Ok(Self { selection, groups, by_block, breaks_pieces, pieces, bytes, grids })
     }
-}
-
-/// Whether blocks are adjacent, and each is whole.
-fn holds_blocks(geometry: &Geometry) -> bool {
-    geometry.page().is_some()
 }
 
 /// Whether only some rows of pieces are copied. Pieces then count as broken up, even if one run

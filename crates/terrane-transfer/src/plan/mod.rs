@@ -10,7 +10,6 @@ pub(crate) mod run;
 mod runs;
 mod shape;
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -19,7 +18,7 @@ use smallvec::SmallVec;
 use terrane_core::{Alignment, ByteCount, Location, OwnerProcess};
 
 use crate::hazard::endpoint::Endpoint;
-use crate::side::Side;
+use crate::side::{Ends, Side};
 use crate::sync::{Mutex, lock};
 use block_sort::PairSorter;
 use loops::BlockLoops;
@@ -30,8 +29,7 @@ use run::CopyRun;
 ///
 /// It keeps both ends alive. Its buffers return to the planner when it drops.
 pub struct TransferPlan {
-    source: Endpoint,
-    destination: Endpoint,
+    ends: Ends<Endpoint>,
     /// The copies for each pair of blocks.
     loops: Arc<BlockLoops>,
     /// The loops if all blocks are one segment that joins sections. Boxed, because plans are moved.
@@ -73,22 +71,19 @@ impl TransferPlan {
     /// The source.
     #[must_use]
     pub fn source(&self) -> &Endpoint {
-        &self.source
+        &self.ends.source
     }
 
     /// The destination.
     #[must_use]
     pub fn destination(&self) -> &Endpoint {
-        &self.destination
+        &self.ends.destination
     }
 
     /// One end.
     #[must_use]
     pub fn end(&self, side: Side) -> &Endpoint {
-        match side {
-            Side::Source => &self.source,
-            Side::Destination => &self.destination,
-        }
+        self.ends.get(side)
     }
 
     /// The runs. No two overlap in the destination, and none overlaps any run's source.
@@ -105,10 +100,13 @@ impl TransferPlan {
         })
     }
 
-    /// The number of runs. This does not create the list.
-    #[must_use]
-    pub fn run_count(&self) -> u64 {
-        self.run_count
+    terrane_core::getters! {
+        /// The number of runs. This does not create the list.
+        run_count: u64,
+        /// The pieces to copy: one for each block, layer and section.
+        pieces: u64,
+        /// The total number of bytes to copy.
+        bytes: ByteCount,
     }
 
     /// Whether parts of pieces are copied one by one: the ends differ in the strides of rows, or
@@ -184,7 +182,7 @@ impl TransferPlan {
         let pairs = self.source_blocks().len();
         let (mut sources, mut destinations) =
             (Vec::with_capacity(pairs), Vec::with_capacity(pairs));
-        let ids = self.source.layout().geometry().num_blocks();
+        let ids = self.source().layout().geometry().num_blocks();
         let (keys, values) = (self.source_blocks(), self.destination_blocks());
         PairSorter::default().sort(keys, values, ids, [&mut sources, &mut destinations]);
         [sources, destinations]
@@ -193,37 +191,18 @@ impl TransferPlan {
     /// The layers, by their numbers in the source.
     #[must_use]
     pub fn layers(&self) -> Range<u32> {
-        self.loops.selection.layers.clone()
+        self.layers_of(Side::Source)
     }
 
     /// The layer of the destination that the first layer is copied to.
     #[must_use]
     pub fn destination_first_layer(&self) -> u32 {
-        self.loops.selection.destination_first_layer
+        self.loops.selection.layers.destination.start
     }
 
     /// The layers, by their numbers at one end.
     pub(crate) fn layers_of(&self, side: Side) -> Range<u32> {
-        let layers = self.layers();
-        match side {
-            Side::Source => layers,
-            Side::Destination => {
-                let first = self.destination_first_layer();
-                first..first + (layers.end - layers.start)
-            }
-        }
-    }
-
-    /// The pieces to copy: one for each block, layer and section.
-    #[must_use]
-    pub fn pieces(&self) -> u64 {
-        self.pieces
-    }
-
-    /// The total number of bytes to copy.
-    #[must_use]
-    pub fn bytes(&self) -> ByteCount {
-        self.bytes
+        self.loops.selection.layers.get(side).clone()
     }
 
     /// The mean length of a run; zero if there is none.
@@ -269,17 +248,13 @@ impl Drop for TransferPlan {
     }
 }
 
-impl fmt::Debug for TransferPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TransferPlan")
-            .field("blocks", &self.buffers.destinations.len())
-            .field("layers", &self.loops.selection.layers)
-            .field("bytes", &self.bytes)
-            .field("pieces", &self.pieces)
-            .field("runs", &self.run_count())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(TransferPlan, |plan| {
+    blocks: plan.buffers.destinations.len(),
+    layers: plan.loops.selection.layers.source,
+    bytes: plan.bytes,
+    pieces: plan.pieces,
+    runs: plan.run_count()
+});
 
 impl Buffers {
     fn clear(&mut self) {

@@ -4,8 +4,8 @@ use smallvec::SmallVec;
 use terrane_core::convert::to_u64;
 use terrane_layout::{Axis, AxisSteps, RegionOffset, Section};
 
-use super::run::{Distance, times};
-use super::shape::{RowAxis, Selection, SharedSection};
+use super::run::Distance;
+use super::shape::{RowAxis, Selection, SharedSection, count_of};
 use crate::side::Ends;
 
 /// The loops around one run, for each pair of blocks.
@@ -60,36 +60,30 @@ pub(crate) struct LayerGroup {
     pub(crate) layers_per_step: u32,
 }
 
-/// Whether runs are ordered block by block, which lets layers join.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Joining {
-    pub(crate) layers: bool,
-}
-
 /// The nests of a transfer.
 pub(crate) fn layer_groups(
     sections: &[SharedSection<'_>],
     selection: &Selection,
-    joining: Joining,
+    joins_layers: bool,
 ) -> SmallVec<[LayerGroup; 1]> {
-    let count = selection.layers.end - selection.layers.start;
+    let count = count_of(&selection.layers.source);
     if !sections.iter().all(SharedSection::has_layers) {
-        return apart_from_layers(sections, selection, joining);
+        return apart_from_layers(sections, selection, joins_layers);
     }
-    layers_of(sections, selection, count, joining)
+    layers_of(sections, selection, count, joins_layers)
 }
 
 /// Sections without layers are a separate group after the others, if there are other layers.
 fn apart_from_layers(
     sections: &[SharedSection<'_>],
     selection: &Selection,
-    joining: Joining,
+    joins_layers: bool,
 ) -> SmallVec<[LayerGroup; 1]> {
-    let count = selection.layers.end - selection.layers.start;
+    let count = count_of(&selection.layers.source);
     let (with, without): (Vec<_>, Vec<_>) = sections.iter().partition(|each| each.has_layers());
     let copied = |sections: Vec<&SharedSection<'_>>, layers| {
         let sections: Vec<SharedSection<'_>> = sections.into_iter().cloned().collect();
-        layers_of(&sections, selection, layers, joining)
+        layers_of(&sections, selection, layers, joins_layers)
     };
     let mut groups = if with.is_empty() { SmallVec::new() } else { copied(with, count) };
     for mut group in copied(without, 1) {
@@ -103,21 +97,27 @@ fn layers_of(
     sections: &[SharedSection<'_>],
     selection: &Selection,
     count: u32,
-    joining: Joining,
+    joins_layers: bool,
 ) -> SmallVec<[LayerGroup; 1]> {
     let is_linear = |section: &SharedSection<'_>| {
         section.ends.into_iter().all(|end| linear(end.steps(Axis::Layer)).is_some())
     };
-    let firsts =
-        Ends { source: selection.layers.start, destination: selection.destination_first_layer };
+    let firsts = selection.layers.as_ref().map(|layers| layers.start);
     if sections.iter().all(is_linear) {
-        return SmallVec::from_iter([layer_group(sections, selection, firsts, count, 0, joining)]);
+        return SmallVec::from_iter([layer_group(
+            sections,
+            selection,
+            firsts,
+            count,
+            0,
+            joins_layers,
+        )]);
     }
     // Layers at uneven distances are one group each.
     (0..count)
         .map(|layer| {
             let firsts = firsts.map(|first| first + layer);
-            layer_group(sections, selection, firsts, 1, layer, joining)
+            layer_group(sections, selection, firsts, 1, layer, joins_layers)
         })
         .collect()
 }
@@ -128,33 +128,25 @@ fn layer_group(
     firsts: Ends<u32>,
     count: u32,
     first: u32,
-    joining: Joining,
+    joins_layers: bool,
 ) -> LayerGroup {
-    let mut nests: SmallVec<[LoopNest; 2]> = SmallVec::new();
-    for section in sections {
-        push_nests(section, selection, firsts, count, &mut nests);
-    }
-    combine_sections(&mut nests);
-    for nest in &mut nests {
-        nest.join(joining.layers);
-    }
-    let steps_of = |nest: &LoopNest| -> u64 {
-        nest.outer
-            .iter()
-            .filter(|level| level.over == LoopAxis::Layers)
-            .map(|level| level.count)
-            .product()
-    };
-    let steps = nests.iter().map(steps_of).max().unwrap_or(1);
-    if nests.iter().any(|nest| steps_of(nest) != steps) {
-        // Layers join in some nests only. Then all nests keep the loop.
-        nests.clear();
+    let joined = |joins_layers| {
+        let mut nests: SmallVec<[LoopNest; 2]> = SmallVec::new();
         for section in sections {
             push_nests(section, selection, firsts, count, &mut nests);
         }
         combine_sections(&mut nests);
-        nests.iter_mut().for_each(|nest| nest.join(false));
-        return LayerGroup { nests, first, steps: count.into(), layers_per_step: 1 };
+        nests.iter_mut().for_each(|nest| nest.join(joins_layers));
+        nests
+    };
+    let nests = joined(joins_layers);
+    let steps_of =
+        |nest: &LoopNest| nest.outer_over(LoopAxis::Layers).map_or(1, |level| level.count);
+    let steps = nests.iter().map(steps_of).max().unwrap_or(1);
+    if nests.iter().any(|nest| steps_of(nest) != steps) {
+        // Layers join in some nests only. Then all nests keep the loop.
+        let (nests, steps) = (joined(false), count.into());
+        return LayerGroup { nests, first, steps, layers_per_step: 1 };
     }
     let per_step = u64::from(count).checked_div(steps).unwrap_or(1);
     LayerGroup { nests, first, steps, layers_per_step: u32::try_from(per_step).unwrap_or(count) }
@@ -181,7 +173,8 @@ fn push_nests(
         joined: None,
     };
     if count > 1 {
-        let strides = section.ends.map(|end| linear(end.steps(Axis::Layer)).unwrap_or(ORIGIN));
+        let strides =
+            section.ends.map(|end| linear(end.steps(Axis::Layer)).unwrap_or(RegionOffset::ZERO));
         let step = Distance(strides);
         base.outer.push(Loop { over: LoopAxis::Layers, count: count.into(), step });
     }
@@ -193,8 +186,8 @@ fn push_nests(
                 let step = Ends { source, destination };
                 let at = step
                     .zip(positions.as_ref())
-                    .map(|(step, positions)| times(step, positions.start.into()));
-                let count = positions.source.end - positions.source.start;
+                    .map(|(step, positions)| step.times(positions.start.into()));
+                let count = count_of(&positions.source);
                 base.add(&Distance(at), [Loop::over_rows(count, Distance(step))]);
             }
             _ => uneven.push(axis),
@@ -222,29 +215,20 @@ struct AxisPart {
     levels: SmallVec<[Loop; 3]>,
 }
 
-const ORIGIN: RegionOffset = RegionOffset { region: 0, offset: 0 };
-
 /// The distance between positions, if it is constant along the axis.
 fn linear(steps: &AxisSteps) -> Option<RegionOffset> {
-    let (inner, outer) = (steps.inner(), steps.outer());
-    if outer.count == 1 {
-        Some(RegionOffset { region: 0, offset: inner.stride })
-    } else if inner.count == 1 {
-        Some(RegionOffset { region: steps.regions(), offset: outer.stride })
-    } else {
-        None
+    match steps.parts() {
+        [(_, inner), (1, _)] => Some(inner),
+        [(1, _), (_, outer)] => Some(outer),
+        _ => None,
     }
 }
 
 /// Splits positions of an axis into parts that are loops at both ends.
 fn split(axis: &RowAxis<'_>) -> SmallVec<[AxisPart; 2]> {
     let starts = axis.positions.as_ref().map(|positions| positions.start);
-    let place = |position: u32| {
-        axis.steps.zip(starts).map(|(steps, first)| {
-            let (region, offset) = steps.place(first + position);
-            RegionOffset { region, offset }
-        })
-    };
+    let place =
+        |position: u32| axis.steps.zip(starts).map(|(steps, first)| steps.place(first + position));
     let level = Loop::over_rows;
     let count = axis.positions.source.end - starts.source;
     let mut parts = SmallVec::new();
@@ -404,19 +388,24 @@ impl LoopNest {
     }
 
     /// The distance of a run from the first run of its tile, by its number.
-    pub(crate) fn inner_distance(&self, mut index: u64) -> Distance {
-        let mut at = Distance::ZERO;
-        for level in self.inner.iter().rev() {
-            at = at.plus(&level.step.times(index % level.count));
-            index /= level.count;
-        }
-        at
+    pub(crate) fn inner_distance(&self, index: u64) -> Distance {
+        distance_of(self.inner.iter().rev(), index)
     }
 
     /// Calls `each` with the distance of every run of a tile, in the order of their numbers.
     pub(crate) fn for_each_inner(&self, each: &mut impl FnMut(&Distance)) {
         visit(&self.inner, Distance::ZERO, each);
     }
+}
+
+/// The distance of an iteration of nested loops, by its number. The first level is the innermost.
+pub(super) fn distance_of<'a>(levels: impl Iterator<Item = &'a Loop>, mut index: u64) -> Distance {
+    let mut at = Distance::ZERO;
+    for level in levels {
+        at = at.plus(&level.step.times(index % level.count));
+        index /= level.count;
+    }
+    at
 }
 
 fn visit(levels: &[Loop], at: Distance, each: &mut impl FnMut(&Distance)) {

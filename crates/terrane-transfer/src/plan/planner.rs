@@ -10,7 +10,8 @@ use super::loops::LoopsCache;
 use super::nest::{LoopAxis, LoopNest};
 use super::{Buffers, Segment, TransferPlan, overlap};
 use crate::error::TransferError;
-use crate::side::Side;
+use crate::hazard::endpoint::Endpoint;
+use crate::side::{Ends, Side};
 use crate::sync::Mutex;
 use crate::transfer::Transfer;
 
@@ -61,8 +62,7 @@ impl Planner {
 
         let mut buffers = self.spare.pop().unwrap_or_default();
         let mut plan = TransferPlan {
-            source: source.clone(),
-            destination: destination.clone(),
+            ends: Ends { source, destination }.map(Endpoint::clone),
             loops,
             joined: None,
             pieces: 0,

@@ -86,43 +86,24 @@ impl CopyRun {
 pub(crate) struct Distance(pub(crate) Ends<RegionOffset>);
 
 impl Distance {
-    pub(crate) const ZERO: Self = Self::of(RegionOffset { region: 0, offset: 0 });
-
-    /// The same distance at both ends.
-    pub(crate) const fn of(at: RegionOffset) -> Self {
-        Self(Ends { source: at, destination: at })
-    }
+    pub(crate) const ZERO: Self =
+        Self(Ends { source: RegionOffset::ZERO, destination: RegionOffset::ZERO });
 
     pub(crate) fn between(first: Ends<RegionOffset>, second: Ends<RegionOffset>) -> Self {
-        Self(first.zip(second).map(|(first, second)| RegionOffset {
-            region: second.region.wrapping_sub(first.region),
-            offset: second.offset.wrapping_sub(first.offset),
-        }))
+        Self(first.zip(second).map(|(first, second)| second.minus(first)))
     }
 
     pub(crate) fn times(&self, count: u64) -> Self {
-        Self(self.0.map(|each| times(each, count)))
+        // Counts of levels are products of 32-bit numbers; only valid positions are requested.
+        Self(self.0.map(|each| each.times(count)))
     }
 
     pub(crate) fn plus(&self, other: &Self) -> Self {
-        Self(self.0.zip(other.0).map(|(one, other)| RegionOffset {
-            region: one.region.wrapping_add(other.region),
-            offset: one.offset.wrapping_add(other.offset),
-        }))
+        Self(self.0.zip(other.0).map(|(one, other)| one.plus(other)))
     }
 
     /// Whether both ends stay in their regions and advance by `bytes`.
     pub(crate) fn is_step_of(&self, bytes: u64) -> bool {
-        self.0.into_iter().all(|each| each.region == 0 && each.offset == bytes)
-    }
-}
-
-/// `count` times a distance at one end.
-pub(crate) fn times(distance: RegionOffset, count: u64) -> RegionOffset {
-    // Counts of levels are products of 32-bit numbers; only valid positions are requested.
-    let regions = u32::try_from(count).unwrap_or(u32::MAX);
-    RegionOffset {
-        region: distance.region.wrapping_mul(regions),
-        offset: distance.offset.wrapping_mul(count),
+        self.0.into_iter().all(|each| each == RegionOffset::within(bytes))
     }
 }

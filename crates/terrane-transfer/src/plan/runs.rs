@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::{Alignment, ByteCount};
-use terrane_layout::{AxisSteps, RegionOffset};
+use terrane_layout::AxisSteps;
 
 use super::nest::{LayerGroup, LoopAxis, LoopNest};
 use super::run::{CopyRun, Distance};
@@ -36,11 +36,6 @@ impl Tile<'_> {
 }
 
 impl TransferPlan {
-    /// The number of tiles.
-    pub(crate) fn tile_count(&self) -> u64 {
-        self.count(|_| 1)
-    }
-
     /// A tile by its number.
     pub(crate) fn tile(&self, index: u64) -> Option<Tile<'_>> {
         self.find(index, |_| 1).map(|(tile, _)| tile)
@@ -54,7 +49,7 @@ impl TransferPlan {
     /// A run by its index in [`runs`](Self::runs). This does not create the list.
     #[must_use]
     pub fn run(&self, index: usize) -> Option<CopyRun> {
-        let (tile, inner) = self.find(number(index), LoopNest::inner_count)?;
+        let (tile, inner) = self.find(to_u64(index), LoopNest::inner_count)?;
         Some(tile.first.moved(&tile.nest.inner_distance(inner)))
     }
 
@@ -62,7 +57,7 @@ impl TransferPlan {
     #[must_use]
     pub fn layer(&self, run: usize) -> u32 {
         // Most plans are ordered layer by layer, or have blocks of all layers.
-        self.find(number(run), LoopNest::inner_count).map_or(u32::MAX, |(tile, _)| tile.layer)
+        self.find(to_u64(run), LoopNest::inner_count).map_or(u32::MAX, |(tile, _)| tile.layer)
     }
 
     /// The source block and the destination block of byte `offset` of a run; `None` if there is no
@@ -97,7 +92,7 @@ impl TransferPlan {
 
     /// The blocks of a run, and the bytes of each of its pieces.
     fn pieces_of(&self, run: usize) -> Option<(&Segment, u64)> {
-        let (tile, _) = self.find(number(run), LoopNest::inner_count)?;
+        let (tile, _) = self.find(to_u64(run), LoopNest::inner_count)?;
         let segment = self.buffers.segments.get(tile.segment)?;
         let pieces = u64::from(segment.blocks) * tile.nest.passes();
         let of_each = tile.first.bytes.checked_div(pieces).unwrap_or(0).max(1);
@@ -108,13 +103,13 @@ impl TransferPlan {
     pub(super) fn count(&self, weight: impl Fn(&LoopNest) -> u64) -> u64 {
         let of_group = |group: &LayerGroup| group.steps * per_step(group, &weight);
         let per_segment: u64 = self.groups().iter().map(of_group).sum();
-        per_segment * number(self.buffers.segments.len())
+        per_segment * to_u64(self.buffers.segments.len())
     }
 
     /// The tile with item `index`, and the item's number within the tile. Each tile has `weight`
     /// items.
     fn find(&self, index: u64, weight: impl Fn(&LoopNest) -> u64) -> Option<(Tile<'_>, u64)> {
-        let segments = number(self.buffers.segments.len());
+        let segments = to_u64(self.buffers.segments.len());
         let of_group = |group: &LayerGroup| group.steps * per_step(group, &weight);
         let all: u64 = self.groups().iter().map(of_group).sum();
         let (block, mut rest, repeat) = if self.loops.by_block {
@@ -159,7 +154,9 @@ impl TransferPlan {
 
     fn layer_of(&self, group: &LayerGroup, step: u64) -> u32 {
         let step = u32::try_from(step).unwrap_or(u32::MAX);
-        self.loops.selection.layers.start + group.first + step.saturating_mul(group.layers_per_step)
+        self.loops.selection.layers.source.start
+            + group.first
+            + step.saturating_mul(group.layers_per_step)
     }
 
     /// Fills in the list of runs.
@@ -169,7 +166,7 @@ impl TransferPlan {
     pub(super) fn make_runs(&self, runs: &mut Vec<CopyRun>) {
         runs.reserve(to_usize(self.run_count));
         if self.loops.breaks_pieces {
-            let tiles = (0..self.tile_count()).filter_map(|index| self.tile(index));
+            let tiles = (0..self.count(|_| 1)).filter_map(|index| self.tile(index));
             tiles.for_each(|tile| tile.for_each(&mut |run| runs.push(*run)));
         } else if self.loops.by_block {
             self.block_by_block(runs);
@@ -289,8 +286,8 @@ impl TransferPlan {
     fn block_bits(&self, side: Side) -> u64 {
         let sections = self.end(side).layout().geometry().sections();
         let blocks = sections.iter().map(|section| section.steps(terrane_layout::Axis::Block));
-        let steps = blocks.flat_map(|steps| [steps.inner(), steps.outer()]);
-        steps.filter(|step| step.count > 1).fold(0, |bits, step| bits | step.stride)
+        let steps = blocks.flat_map(|steps| steps.parts()).filter(|(count, _)| *count > 1);
+        steps.fold(0, |bits, (_, step)| bits | step.offset)
     }
 }
 
@@ -367,13 +364,9 @@ fn per_step(group: &LayerGroup, weight: &impl Fn(&LoopNest) -> u64) -> u64 {
 
 /// The first run of a tile, for the blocks of a segment.
 fn tile_run(nest: &LoopNest, step: u64, section: u64, segment: &Segment) -> CopyRun {
-    let place = |steps: &AxisSteps, block| {
-        let (region, offset) = steps.place(block);
-        RegionOffset { region, offset }
-    };
     let mut by = Distance(Ends {
-        source: place(&nest.block.source, segment.source),
-        destination: place(&nest.block.destination, segment.destination),
+        source: nest.block.source.place(segment.source),
+        destination: nest.block.destination.place(segment.destination),
     });
     for level in &nest.outer {
         let index = if level.over == LoopAxis::Layers { step } else { section };
@@ -384,8 +377,4 @@ fn tile_run(nest: &LoopNest, step: u64, section: u64, segment: &Segment) -> Copy
 
 fn distance(from: u32, to: u32, stride: u64) -> u64 {
     u64::from(to).wrapping_sub(from.into()).wrapping_mul(stride)
-}
-
-fn number(index: usize) -> u64 {
-    to_u64(index)
 }

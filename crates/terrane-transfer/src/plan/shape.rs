@@ -12,10 +12,8 @@ use crate::transfer::Transfer;
 /// The layers, heads and tokens to copy.
 #[derive(Clone, Debug)]
 pub(crate) struct Selection {
-    /// The layers, by their numbers in the source.
-    pub(crate) layers: Range<u32>,
-    /// The destination's layer to which the first layer is copied.
-    pub(crate) destination_first_layer: u32,
+    /// The layers at the source and at the destination.
+    pub(crate) layers: Ends<Range<u32>>,
     /// The heads at the source and at the destination. The row counts as one head if heads are not
     /// stated.
     pub(crate) heads: Ends<Range<u32>>,
@@ -74,9 +72,7 @@ impl SharedSection<'_> {
 
     /// The copied bytes of one layer of one block.
     pub(crate) fn piece_bytes(&self, selection: &Selection) -> u64 {
-        let counts = self.rows(selection).map(|RowAxis { positions, .. }| {
-            u64::from(positions.source.end - positions.source.start)
-        });
+        let counts = self.rows(selection).map(|row| u64::from(count_of(&row.positions.source)));
         // At most the bytes of a block, which its geometry has checked.
         counts.iter().product::<u64>() * self.unit
     }
@@ -95,9 +91,7 @@ pub(crate) fn check<'a>(
         equal("num_layers", from.num_layers().into(), to.num_layers().into())?;
     }
     equal("outer_dim", from.section_count().into(), to.section_count().into())?;
-    let layers = check_layers(transfer.layers.as_ref(), from.num_layers())?;
-    let destination_first_layer =
-        check_destination_layers(transfer.destination_first_layer, &layers, to.num_layers())?;
+    let layers = check_layers(transfer, ends)?;
     let mut sections = SmallVec::new();
     for section in from.sections() {
         let Some(other) = to.section(section.name()) else {
@@ -106,7 +100,7 @@ pub(crate) fn check<'a>(
                 side: Side::Destination,
             });
         };
-        let is_partial = layers.end - layers.start != from.num_layers()
+        let is_partial = count_of(&layers.source) != from.num_layers()
             || transfer.destination_first_layer.is_some();
         sections.push(shared(
             Ends { source: section, destination: other },
@@ -117,7 +111,7 @@ pub(crate) fn check<'a>(
     }
     let (heads, has_all_heads) = check_heads(transfer, ends)?;
     let tokens = check_tokens(transfer, ends)?;
-    Ok((Selection { layers, destination_first_layer, heads, tokens, has_all_heads }, sections))
+    Ok((Selection { layers, heads, tokens, has_all_heads }, sections))
 }
 
 fn equal(field: &'static str, from: u64, to: u64) -> Result<(), TransferError> {
@@ -137,11 +131,8 @@ fn shared<'a>(
         equal("page_size", from.tokens.into(), to.tokens.into())?;
     }
     let lacks_layers =
-        |shape: &SectionShape, end: &Geometry| shape.layers == 1 && end.num_layers() > 1;
-    let lacking = Ends {
-        source: lacks_layers(&from, ends.source),
-        destination: lacks_layers(&to, ends.destination),
-    };
+        |(shape, end): (SectionShape, &Geometry)| shape.layers == 1 && end.num_layers() > 1;
+    let lacking = Ends { source: from, destination: to }.zip(ends).map(lacks_layers);
     let needs_layers = is_partial || transfer.options.layer_by_layer;
     if let Some(side) = Side::BOTH.into_iter().find(|&side| needs_layers && *lacking.get(side)) {
         let section = sections.source.name();
@@ -150,46 +141,39 @@ fn shared<'a>(
     if lacking.source != lacking.destination {
         equal("layers of a section", from.layers.into(), to.layers.into())?;
     }
-    let has_layers = !lacking.source;
     let steps = |axis| sections.map(|section| *section.steps(axis));
-    let (tokens, element_bytes) = (steps(Axis::Token), u64::from(from.element_bytes));
-    if let (Some(_), Some(_)) = (from.heads, to.heads) {
-        // The number of heads is checked with the requested heads.
-        let are_alike = from.elements == to.elements && from.element_bytes == to.element_bytes;
-        let rows = [steps(Axis::Head), tokens];
-        if are_alike {
-            let [heads, tokens] = rows;
-            let rows = [heads, tokens, steps(Axis::Element)];
-            return Ok(SharedSection { ends: sections, unit: element_bytes, rows, has_layers });
-        }
-        if from.elements > 1 && to.elements > 1 {
-            equal("head_dim", from.elements.into(), to.elements.into())?;
-        }
-        equal("bytes a head", from.head_bytes(), to.head_bytes())?;
-        check_contiguous(sections, false)?;
-        let [heads, tokens] = rows;
-        return Ok(SharedSection {
-            ends: sections,
-            unit: from.head_bytes(),
-            rows: [heads, tokens, ABSENT],
-            has_layers,
-        });
-    }
-    let elements =
-        |shape: &SectionShape| u64::from(shape.elements) * u64::from(shape.heads.unwrap_or(1));
+    let (tokens, elements) = (steps(Axis::Token), steps(Axis::Element));
+    let element_bytes = u64::from(from.element_bytes);
     let is_whole = |shape: &SectionShape| shape.elements == 1;
-    if !is_whole(&from) && !is_whole(&to) {
-        equal("inner_dim", elements(&from), elements(&to))?;
-    }
-    equal("bytes a token", from.row_bytes(), to.row_bytes())?;
-    if from.heads.is_none() && to.heads.is_none() && from.elements == to.elements {
-        let rows = [ABSENT, tokens, steps(Axis::Element)];
-        return Ok(SharedSection { ends: sections, unit: element_bytes, rows, has_layers });
-    }
-    // One end does not state its heads: whole rows are copied.
-    check_contiguous(sections, true)?;
-    let rows = [ABSENT, tokens, ABSENT];
-    Ok(SharedSection { ends: sections, unit: from.row_bytes(), rows, has_layers })
+    let (unit, rows) = if from.heads.is_some() && to.heads.is_some() {
+        // The number of heads is checked with the requested heads.
+        let heads = steps(Axis::Head);
+        if from.elements == to.elements && from.element_bytes == to.element_bytes {
+            (element_bytes, [heads, tokens, elements])
+        } else {
+            if !is_whole(&from) && !is_whole(&to) {
+                equal("head_dim", from.elements.into(), to.elements.into())?;
+            }
+            equal("bytes a head", from.head_bytes(), to.head_bytes())?;
+            check_contiguous(sections, false)?;
+            (from.head_bytes(), [heads, tokens, ABSENT])
+        }
+    } else {
+        let inner_dim =
+            |shape: &SectionShape| u64::from(shape.elements) * u64::from(shape.heads.unwrap_or(1));
+        if !is_whole(&from) && !is_whole(&to) {
+            equal("inner_dim", inner_dim(&from), inner_dim(&to))?;
+        }
+        equal("bytes a token", from.row_bytes(), to.row_bytes())?;
+        if from.heads.is_none() && to.heads.is_none() && from.elements == to.elements {
+            (element_bytes, [ABSENT, tokens, elements])
+        } else {
+            // One end does not state its heads: whole rows are copied.
+            check_contiguous(sections, true)?;
+            (from.row_bytes(), [ABSENT, tokens, ABSENT])
+        }
+    };
+    Ok(SharedSection { ends: sections, unit, rows, has_layers: !lacking.source })
 }
 
 const ABSENT: Ends<AxisSteps> = Ends { source: AxisSteps::ABSENT, destination: AxisSteps::ABSENT };
@@ -240,12 +224,11 @@ fn check_heads(
             return Err(TransferError::NoSuchHeads { side, heads, num_heads });
         }
     }
-    let counts = heads.as_ref().map(|heads| heads.end - heads.start);
-    let Ends { source: from, destination: to } = counts;
-    if from == to {
-        Ok((heads.clone(), false))
-    } else {
-        Err(TransferError::UnequalHeadCounts { from, to })
+    match heads.as_ref().map(count_of) {
+        Ends { source, destination } if source == destination => Ok((heads.clone(), false)),
+        Ends { source: from, destination: to } => {
+            Err(TransferError::UnequalHeadCounts { from, to })
+        }
     }
 }
 
@@ -276,35 +259,33 @@ fn check_tokens(
             }
         }
     }
-    let counts = tokens.as_ref().map(|tokens| tokens.end - tokens.start);
-    let Ends { source: from, destination: to } = counts;
-    if from == to {
-        Ok(Some(tokens.clone()))
-    } else {
-        Err(TransferError::UnequalTokenCounts { from, to })
+    match tokens.as_ref().map(count_of) {
+        Ends { source, destination } if source == destination => Ok(Some(tokens.clone())),
+        Ends { source: from, destination: to } => {
+            Err(TransferError::UnequalTokenCounts { from, to })
+        }
     }
 }
 
-fn check_layers(layers: Option<&Range<u32>>, num_layers: u32) -> Result<Range<u32>, TransferError> {
-    let layers = layers.cloned().unwrap_or(0..num_layers);
-    if layers.start < layers.end && layers.end <= num_layers {
-        Ok(layers)
-    } else {
-        Err(TransferError::NoSuchLayers { layers, num_layers })
+fn check_layers(
+    transfer: &Transfer,
+    ends: Ends<&Geometry>,
+) -> Result<Ends<Range<u32>>, TransferError> {
+    let Ends { source: from, destination: to } = ends.map(Geometry::num_layers);
+    let source = transfer.layers.clone().unwrap_or(0..from);
+    if source.is_empty() || source.end > from {
+        return Err(TransferError::NoSuchLayers { layers: source, num_layers: from });
+    }
+    let first = transfer.destination_first_layer.unwrap_or(source.start);
+    match first.checked_add(count_of(&source)) {
+        Some(end) if end <= to => Ok(Ends { source, destination: first..end }),
+        end => {
+            let layers = first..end.unwrap_or(u32::MAX);
+            Err(TransferError::NoSuchLayers { layers, num_layers: to })
+        }
     }
 }
 
-fn check_destination_layers(
-    destination_first_layer: Option<u32>,
-    layers: &Range<u32>,
-    num_layers: u32,
-) -> Result<u32, TransferError> {
-    let Some(first) = destination_first_layer else { return Ok(layers.start) };
-    let end = first.checked_add(layers.end - layers.start);
-    if end.is_some_and(|end| end <= num_layers) {
-        Ok(first)
-    } else {
-        let layers = first..end.unwrap_or(u32::MAX);
-        Err(TransferError::NoSuchLayers { layers, num_layers })
-    }
+pub(super) const fn count_of(range: &Range<u32>) -> u32 {
+    range.end - range.start
 }

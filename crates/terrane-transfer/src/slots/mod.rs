@@ -5,7 +5,6 @@ mod set;
 
 pub use set::SlotSet;
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -241,14 +240,10 @@ impl Slots {
     }
 }
 
-impl fmt::Debug for Slots {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slots")
-            .field("range", &self.shared.range)
-            .field("free", &self.free())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Slots, |slots| {
+    range: slots.shared.range,
+    free: slots.free()
+});
 
 impl SharedSlots {
     /// Takes up to `count` free ids, the lowest first. An id is kept back if a transfer or a hold

@@ -1,6 +1,5 @@
 //! Block ids with one owner.
 
-use std::fmt;
 use std::iter;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -105,8 +104,4 @@ impl<'a> IntoIterator for &'a SlotSet {
     }
 }
 
-impl fmt::Debug for SlotSet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SlotSet").field(&self.ids).finish()
-    }
-}
+terrane_core::debug_fields!(SlotSet, |this| (this.ids));

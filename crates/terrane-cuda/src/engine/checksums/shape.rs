@@ -157,7 +157,7 @@ impl PieceOrder {
         if copied == count {
             add_axis(&mut levels, token);
         } else if token.outer().count == 1 || token.inner().count <= 1 {
-            skipped = token.place(tokens.start).1;
+            skipped = token.place(tokens.start).offset;
             let step = if token.outer().count == 1 { token.inner() } else { token.outer() };
             levels.push(Level { count: copied, first: 0, stride: step.stride });
         } else {

@@ -11,7 +11,7 @@
 //! | 4 | number of runs of regions of one length |
 //! | 12 per run | regions (4) and bytes of each (8) |
 
-use terrane_core::convert::to_u64;
+use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::{Alignment, ByteCount};
 
 use super::Geometry;
@@ -106,14 +106,11 @@ fn within(claim: Claim, count: u64, limit: u32) -> Result<(), DecodeError> {
     Ok(())
 }
 
-/// Writes the length of the name (1 byte), the name, and the bytes of an element (4). Then come
+/// Writes the name ([`SectionName::encode`]) and the bytes of an element (4). Then come
 /// whether heads are stated (1), the first region (4), the offset (8), and the steps of each axis.
 /// The steps are regions (4), outer count (4) and stride (8), inner count (4) and stride (8).
 fn write_section(section: &Section, encoded: &mut Vec<u8>) {
-    let name = section.name();
-    let name = name.as_str();
-    encoded.push(u8::try_from(name.len()).unwrap_or(u8::MAX));
-    encoded.extend(name.as_bytes());
+    section.name().encode(encoded);
     let element = u32::try_from(section.element_bytes().get()).unwrap_or(u32::MAX);
     encoded.extend(element.to_le_bytes());
     encoded.push(section.states_heads().into());
@@ -223,7 +220,7 @@ impl<'a> Input<'a> {
             }
             let before = to_u64(regions.len());
             within(Claim::Regions, before + u64::from(count), limits.regions)?;
-            regions.resize(regions.len() + ByteCount::new(count.into()).to_usize(), bytes);
+            regions.resize(regions.len() + to_usize(count.into()), bytes);
         }
         Ok(regions)
     }

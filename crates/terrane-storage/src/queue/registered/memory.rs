@@ -132,7 +132,7 @@ impl IoMemory {
     }
 }
 
-terrane_core::debug_fields!(IoMemory, |it| length: it.0.length);
+terrane_core::debug_fields!(IoMemory, |it| { length: it.0.length });
 
 /// A reference that does not keep buffers registered.
 pub(super) struct WeakMemory(Weak<MemoryInner>);

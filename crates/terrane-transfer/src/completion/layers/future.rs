@@ -1,6 +1,5 @@
 //! Futures of layers.
 
-use std::fmt;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
@@ -94,8 +93,4 @@ impl Drop for LayerFuture {
     }
 }
 
-impl fmt::Debug for LayerFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LayerFuture").field("layers", &self.layers).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(LayerFuture { layers });

@@ -2,7 +2,6 @@
 
 mod cancelling;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -59,14 +58,13 @@ pub(crate) struct TransferClaims {
 impl CopyJob {
     pub(crate) fn new(
         plan: TransferPlan,
-        claims: TransferClaims,
+        claims: Arc<TransferClaims>,
         options: TransferOptions,
         progress: Arc<CopyProgress>,
         finalizer: Finalizer,
     ) -> Self {
-        let claims = Arc::new(claims);
-        let is_part = false;
-        let parts = JobParts { plan, claims, is_part, options, sums: None, progress, finalizer };
+        let (is_part, sums) = (false, None);
+        let parts = JobParts { plan, claims, is_part, options, sums, progress, finalizer };
         Self { parts: Box::new(parts) }
     }
 
@@ -93,9 +91,9 @@ impl CopyJob {
         progress: Arc<CopyProgress>,
         finalizer: Finalizer,
     ) -> Self {
-        let (claims, is_part) = (Arc::clone(claims), true);
-        let parts = JobParts { plan, claims, is_part, options, sums: None, progress, finalizer };
-        Self { parts: Box::new(parts) }
+        let mut job = Self::new(plan, Arc::clone(claims), options, progress, finalizer);
+        job.parts.is_part = true;
+        job
     }
 
     /// The claims, which the parts of this job share.
@@ -268,22 +266,15 @@ impl CopyJob {
 
     /// Releases the claims of a transfer that fails with this error.
     fn release_after(&self, cause: &TransferError) {
-        if !cause.is_refusal() {
-            self.orphan_shared_claims();
+        // A part that was orphaned keeps the claims, and may still access the blocks.
+        if !cause.is_refusal() && Arc::strong_count(&self.parts.claims) > 1 {
+            self.orphan_claims();
         }
         // The deadline may pass while a job waits for its turn.
         let never_started = matches!(cause, TransferError::DeadlineExceeded { .. })
             && self.parts.finalizer.started.get().is_none();
         if (cause.is_refusal() || never_started) && !self.parts.is_part {
             self.parts.claims.writing.has_written(Written::Nothing);
-        }
-    }
-
-    /// Orphans the claims of a transfer that fails, if a part of it was orphaned. That part keeps
-    /// the claims, and may still access the blocks.
-    fn orphan_shared_claims(&self) {
-        if Arc::strong_count(&self.parts.claims) > 1 {
-            self.orphan_claims();
         }
     }
 
@@ -324,14 +315,10 @@ impl CopyJob {
     }
 }
 
-impl fmt::Debug for CopyJob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CopyJob")
-            .field("transfer", &self.parts.finalizer.ticket.id())
-            .field("explanation", &self.parts.finalizer.explanation)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(CopyJob, |job| {
+    transfer: job.parts.finalizer.ticket.id(),
+    explanation: job.parts.finalizer.explanation
+});
 
 /// The resources of a transfer that was [orphaned](CopyJob::orphan): the memory at both ends, and
 /// the claims on its blocks.
@@ -346,11 +333,7 @@ pub struct Orphaned {
     _claims: Arc<TransferClaims>,
 }
 
-impl fmt::Debug for Orphaned {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Orphaned").field(&self.plan).finish()
-    }
-}
+terrane_core::debug_fields!(Orphaned, |this| (this.plan));
 
 /// The reason why an engine failed to execute a job.
 #[derive(Debug)]

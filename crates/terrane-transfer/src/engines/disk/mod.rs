@@ -9,7 +9,6 @@ mod route;
 mod segments;
 mod worker;
 
-use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -102,7 +101,8 @@ unsafe impl CopyEngine for DiskEngine {
             return Err(Declined::DeviceOrder);
         }
         // Copies between files use buffers, in the order of the source file.
-        let has_order = || route.has_memory() || buffer_sums::is_canonical(plan, Side::Source);
+        let has_order =
+            || route.memory_side().is_some() || buffer_sums::is_canonical(plan, Side::Source);
         if options.checksums.is_some() && !has_order() {
             return Err(Declined::Checksums);
         }
@@ -139,8 +139,4 @@ impl Drop for DiskEngine {
     }
 }
 
-impl fmt::Debug for DiskEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DiskEngine").field("rates", &self.rates).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(DiskEngine { rates });

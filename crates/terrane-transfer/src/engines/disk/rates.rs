@@ -6,6 +6,7 @@
 //! is faster to copy into a buffer on huge pages first. This depends on the processor and the disk,
 //! so the engine measures it.
 
+use std::array::from_fn;
 use std::time::Duration;
 
 use terrane_core::ByteCount;
@@ -20,64 +21,43 @@ use crate::plan::TransferPlan;
 /// The recent rates of each path.
 #[derive(Debug)]
 pub(super) struct DiskRates {
-    /// If every segment is long.
-    long: DirectionRates,
-    /// If pieces are short, on huge pages: of memory that is not registered, and that is.
-    short_pieces: [DirectionRates; 2],
-    /// If pages are small: of memory that is not registered, and that is.
-    small_pages: [DirectionRates; 2],
+    /// By the segments and the registration of the memory, by the direction, and by whether the path
+    /// is staged. Long segments cost little, so their registration does not count.
+    paths: [[[Rate; 2]; 2]; 5],
     between_files: Rate,
-}
-
-#[derive(Debug)]
-struct DirectionRates {
-    read: PathRates,
-    write: PathRates,
-}
-
-#[derive(Debug)]
-struct PathRates {
-    vectored: Rate,
-    staged: Rate,
 }
 
 impl DiskRates {
     /// Estimates of a slow disk, until transfers have been measured.
     pub(super) fn new() -> Self {
         let guess = |rate| Rate::new(rate, Duration::from_micros(100), Duration::from_nanos(100));
-        let ways = || PathRates { vectored: guess(1e9), staged: guess(1e9) };
-        let directions = || DirectionRates { read: ways(), write: ways() };
-        Self {
-            long: directions(),
-            short_pieces: [directions(), directions()],
-            small_pages: [directions(), directions()],
-            between_files: guess(5e8),
-        }
+        let directions = |_| from_fn(|_| from_fn(|_| guess(1e9)));
+        Self { paths: from_fn(directions), between_files: guess(5e8) }
     }
 
     pub(super) fn of(&self, route: &DiskRoute) -> &Rate {
-        let directions = match route.segments {
-            Segments::Long => &self.long,
-            Segments::ShortPieces => of_memory(&self.short_pieces, route),
-            Segments::SmallPages => of_memory(&self.small_pages, route),
+        let registered = usize::from(route.registered);
+        let memory = match route.segments {
+            Segments::Long => 0,
+            Segments::ShortPieces => 1 + registered,
+            Segments::SmallPages => 3 + registered,
         };
-        let ways = match route.flow {
-            FileFlow::Read => &directions.read,
-            FileFlow::Write => &directions.write,
+        let direction = match route.flow {
+            FileFlow::Read => 0,
+            FileFlow::Write => 1,
             FileFlow::BetweenFiles => return &self.between_files,
         };
-        if route.staged { &ways.staged } else { &ways.vectored }
+        &self.paths[memory][direction][usize::from(route.staged)]
     }
 
     /// The path for `plan`, among those that its alignment permits. A path that has not been
     /// measured is chosen first. After that, the path with the shorter predicted time.
-    pub(super) fn choose(&self, route: DiskRoute, plan: &TransferPlan) -> DiskRoute {
+    pub(super) fn choose(&self, mut route: DiskRoute, plan: &TransferPlan) -> DiskRoute {
         if !route.could_be_staged() || route.segments == Segments::Long || plan.bytes() < MIN_CHOSEN
         {
             return route;
         }
-        let registered = route.memory_side().is_some_and(|side| is_registered(plan.end(side)));
-        let route = route.in_registered(registered);
+        route.registered = route.memory_side().is_some_and(|side| is_registered(plan.end(side)));
         let ways = [false, true].map(|staged| route.selected(staged, Selection::ToBeMeasured));
         if let Some(unknown) = ways.iter().find(|way| !self.of(way).is_known()) {
             return *unknown;
@@ -86,13 +66,6 @@ impl DiskRates {
             ways.map(|way| self.of(&way).predict(plan.bytes(), plan.run_count()));
         route.selected(staged < vectored, Selection::Faster)
     }
-}
-
-const fn of_memory<'a>(
-    [other, registered]: &'a [DirectionRates; 2],
-    route: &DiskRoute,
-) -> &'a DirectionRates {
-    if route.registered { registered } else { other }
 }
 
 /// Whether at least half of an endpoint's memory is registered.

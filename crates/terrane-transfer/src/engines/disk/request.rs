@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use terrane_core::convert::{to_u64, to_usize};
+use terrane_core::convert::to_usize;
 use terrane_core::{ByteCount, Durability, FileHandle, FilePosition, HostAddress, Location};
 use terrane_storage::{
     IoBuffer, IoFailure, IoFailureReason, IoFile, IoOperation, IoRequest, StorageError,
@@ -58,11 +58,6 @@ pub(super) fn describe(failure: IoFailure, parts: &[RunPart], plan: &TransferPla
         Some((index, offset)) => CopyFailure::Run { index, offset, source: Box::new(failure) },
         None => engine_failure(failure),
     }
-}
-
-/// The token of the operation at an index of the table.
-pub(super) fn token(index: usize) -> u64 {
-    to_u64(index)
 }
 
 pub(super) fn io_buffer(address: Option<HostAddress>, bytes: u64) -> Result<IoBuffer, CopyFailure> {

@@ -97,11 +97,9 @@ impl DiskRoute {
             if runs > limit {
                 return Err(Declined::TooManyRuns { runs, limit });
             }
-            let is_reached = |side: Side, reach, alignment| match reach {
-                FileReach::Direct(_) => alignment >= needed_in_files(plan.end(side)),
-                FileReach::NotOffered
-                | FileReach::Misaligned { .. }
-                | FileReach::TooStrict { .. } => true,
+            let is_reached = |side: Side, reach, alignment| {
+                !matches!(reach, FileReach::Direct(_))
+                    || alignment >= needed_in_files(plan.end(side))
             };
             // Between files, each run is written to its own position.
             let written = match flow {
@@ -115,10 +113,8 @@ impl DiskRoute {
             }
         }
         let is_too_loose = |end: &Endpoint, reach| match reach {
-            FileReach::Direct(memory_alignment) => end.alignment() < memory_alignment,
-            FileReach::NotOffered | FileReach::Misaligned { .. } | FileReach::TooStrict { .. } => {
-                false
-            }
+            FileReach::Direct(needed) => end.alignment() < needed,
+            _ => false,
         };
         let staged = match flow {
             FileFlow::Read => is_too_loose(destination, reach.source),
@@ -161,19 +157,9 @@ impl DiskRoute {
         }
     }
 
-    /// Whether one end is in memory.
-    pub(super) fn has_memory(&self) -> bool {
-        self.flow != FileFlow::BetweenFiles
-    }
-
     /// Whether bytes that need no buffer could be copied through one.
     pub(super) fn could_be_staged(&self) -> bool {
         self.flow != FileFlow::BetweenFiles && self.is_direct(self.file_side()) && !self.staged
-    }
-
-    /// The same route, of memory that is registered or not.
-    pub(super) fn in_registered(self, registered: bool) -> Self {
-        Self { registered, ..self }
     }
 
     /// Whether bytes that need no buffer are copied through one.

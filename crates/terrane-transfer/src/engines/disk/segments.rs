@@ -1,7 +1,5 @@
 //! The segments that determine a device's cost of a request.
 
-use std::fmt;
-
 use terrane_core::{ByteCount, Capability, CapabilityReport, CapabilityStatus};
 
 use crate::plan::TransferPlan;
@@ -46,15 +44,11 @@ impl Segments {
     }
 }
 
-impl fmt::Display for Segments {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Long => "pieces are long",
-            Self::ShortPieces => "pieces are short",
-            Self::SmallPages => "the memory's pages are small",
-        })
-    }
-}
+terrane_core::display_names!(Segments {
+    Self::Long => "pieces are long",
+    Self::ShortPieces => "pieces are short",
+    Self::SmallPages => "the memory's pages are small",
+});
 
 /// Whether most of the memory with this report is on huge pages.
 fn are_huge(report: &CapabilityReport) -> bool {

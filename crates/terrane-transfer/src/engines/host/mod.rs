@@ -4,7 +4,6 @@ mod work;
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::fmt;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -234,11 +233,7 @@ impl Drop for HostEngine {
     }
 }
 
-impl fmt::Debug for HostEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostEngine").field("options", &self.options).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(HostEngine { options });
 
 /// Runs a thread until the engine has dropped and all submitted jobs have ended.
 ///

@@ -191,15 +191,11 @@ impl BounceSlots {
     }
 }
 
-impl fmt::Debug for BounceSlots {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BounceSlots")
-            .field("kind", &self.kind)
-            .field("slot_bytes", &self.slot_bytes)
-            .field("slots", &self.slots())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(BounceSlots, |slots| {
+    kind: slots.kind,
+    slot_bytes: slots.slot_bytes,
+    slots: slots.slots()
+});
 
 impl Slot {
     /// Returns the slot as an endpoint of such blocks, for the current chunk and one hop at a time.

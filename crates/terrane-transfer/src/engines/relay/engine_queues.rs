@@ -47,17 +47,14 @@ pub(super) fn at_a_time(chunk: ByteCount, slots: usize) -> usize {
 impl EngineQueues {
     /// Queues a part for its engine.
     pub(super) fn push(&mut self, number: EngineNumber, part: PartId) {
-        if let Some(engine_number) = self.queues.get_mut(number) {
-            engine_number.waiting_inwards += usize::from(part.step == RelayStep::IntoBounce);
-            engine_number.waiting.push_back(part);
-        }
+        let engine = &mut self.queues[number];
+        engine.waiting_inwards += usize::from(part.step == RelayStep::IntoBounce);
+        engine.waiting.push_back(part);
     }
 
     /// Puts a transfer behind the others of this engine.
     pub(super) fn queue_turn(&mut self, number: EngineNumber, transfer: u64) {
-        if let Some(engine) = self.queues.get_mut(number) {
-            engine.turns.push_back(transfer);
-        }
+        self.queues[number].turns.push_back(transfer);
     }
 
     /// Takes the transfer that gets the next slot, and the engine of its first hop.
@@ -66,7 +63,7 @@ impl EngineQueues {
     /// keeps the engine busy. More would take slots from the other hop.
     pub(super) fn next_turn(&mut self) -> Option<(EngineNumber, u64)> {
         [self.next, 1 - self.next].into_iter().find_map(|number| {
-            let engine = self.queues.get_mut(number)?;
+            let engine = &mut self.queues[number];
             let transfer = engine.turns.pop_front_if(|_| engine.waiting_inwards == 0)?;
             Some((number, transfer))
         })
@@ -79,10 +76,8 @@ impl EngineQueues {
 
     /// Returns the turn of a transfer that got no slot.
     pub(super) fn keep_turn(&mut self, number: EngineNumber, transfer: u64) {
-        if let Some(engine) = self.queues.get_mut(number) {
-            engine.turns.push_front(transfer);
-            self.next = number;
-        }
+        self.queues[number].turns.push_front(transfer);
+        self.next = number;
     }
 
     /// Starts the engine's next part and returns it, if the engine has fewer than `most`.
@@ -91,18 +86,16 @@ impl EngineQueues {
         number: EngineNumber,
         most: impl Fn(&PartId) -> usize,
     ) -> Option<PartId> {
-        let engine_number = self.queues.get_mut(number)?;
-        let part = engine_number.waiting.pop_front_if(|part| engine_number.running < most(part))?;
-        engine_number.waiting_inwards -= usize::from(part.step == RelayStep::IntoBounce);
-        engine_number.running += 1;
+        let engine = &mut self.queues[number];
+        let part = engine.waiting.pop_front_if(|part| engine.running < most(part))?;
+        engine.waiting_inwards -= usize::from(part.step == RelayStep::IntoBounce);
+        engine.running += 1;
         Some(part)
     }
 
     /// Records that a part of the engine has ended.
     pub(super) fn end(&mut self, number: EngineNumber) {
-        if let Some(engine_number) = self.queues.get_mut(number) {
-            engine_number.running -= 1;
-        }
+        self.queues[number].running -= 1;
     }
 }
 

@@ -18,7 +18,6 @@ pub use bounce::RelaySlots;
 pub use options::RelayOptions;
 pub use step::{RelayStep, StepFailed};
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -137,16 +136,14 @@ impl RelayEngine {
         bounce: impl Allocate + Send + Sync + 'static,
         options: &RelayOptions,
     ) -> Result<Self, TransferError> {
-        let bounce = BounceSlots::new(bounce, options).map_err(|source| {
-            TransferError::EngineNotStarted { engine: NAME, source: Box::new(source) }
-        })?;
+        let bounce = BounceSlots::new(bounce, options)
+            .map_err(|source| TransferError::not_started(NAME, source))?;
         let shared =
             Arc::new(RelayShared { engines: [first, second], bounce, planner: Planner::new() });
         let (messages, inbox) = unbounded();
         let worker = RelayWorker::new(Arc::clone(&shared), inbox, messages.clone());
-        let thread = threads::spawn("terrane-relay".to_owned(), move || worker.serve()).map_err(
-            |source| TransferError::EngineNotStarted { engine: NAME, source: Box::new(source) },
-        )?;
+        let thread = threads::spawn("terrane-relay".to_owned(), move || worker.serve())
+            .map_err(|source| TransferError::not_started(NAME, source))?;
         let (next, owner) = (AtomicU64::new(0), OwnerProcess::current());
         Ok(Self { shared, messages, next, thread: Some(thread), owner })
     }
@@ -253,11 +250,7 @@ impl Drop for RelayEngine {
     }
 }
 
-impl fmt::Debug for RelayEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RelayEngine")
-            .field("engines", &self.shared.engines.each_ref().map(|engine| engine.name()))
-            .field("slots", &self.slots())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(RelayEngine, |engine| {
+    engines: engine.shared.engines.each_ref().map(|engine| engine.name()),
+    slots: engine.slots()
+});

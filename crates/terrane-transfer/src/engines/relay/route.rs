@@ -63,10 +63,8 @@ impl RelayShared {
         let slot =
             self.bounce.planning_endpoint(&chunking.slot).map_err(|_| Declined::SlotTooSmall)?;
         let sample = ChunkTransfers::of(&chunking, plan);
-        let hops = [
-            self.planner.plan(&sample.inwards(plan, &slot)),
-            self.planner.plan(&sample.outwards(&slot, plan)),
-        ];
+        let hops = [RelayStep::IntoBounce, RelayStep::OutOfBounce]
+            .map(|step| self.planner.plan(&sample.of_hop(step, plan, &slot)));
         // The planner refuses only a layout that overlaps the slots' memory.
         let [Ok(into), Ok(out)] = hops else { return Err(Declined::Kinds) };
         let quotes = |into_slots: &dyn CopyEngine,
@@ -117,8 +115,7 @@ impl RelayShared {
 
     /// The engine that executes a step.
     pub(super) fn engine(&self, route: &RelayRoute, step: RelayStep) -> &Arc<dyn CopyEngine> {
-        let [one, other] = &self.engines;
-        if route.engine_number(step) == 0 { one } else { other }
+        &self.engines[route.engine_number(step)]
     }
 
     /// The plan of a step that copies nothing.
@@ -292,35 +289,21 @@ impl<'a> ChunkTransfers<'a> {
 
     /// The transfer of a hop, into or out of a slot.
     pub(super) fn of_hop(&self, hop: RelayStep, plan: &TransferPlan, slot: &Endpoint) -> Transfer {
-        match hop {
-            RelayStep::OutOfBounce => self.outwards(slot, plan),
-            _ => self.inwards(plan, slot),
-        }
-    }
-
-    /// From the plan's source into a slot.
-    fn inwards(&self, plan: &TransferPlan, slot: &Endpoint) -> Transfer {
-        let transfer = Transfer::new(plan.source(), slot).blocks(self.sources, &self.in_slot());
-        let into_slot = |source: Range<u32>| Ends { destination: rows_in_slot(&source), source };
-        let heads = (!plan.has_all_heads()).then(|| into_slot(plan.heads(Side::Source)));
-        let tokens = plan.tokens(Side::Source).map(into_slot);
-        self.layered(Transfer { heads, tokens, ..transfer }, Side::Source)
-    }
-
-    /// Out of a slot to the plan's destination.
-    fn outwards(&self, slot: &Endpoint, plan: &TransferPlan) -> Transfer {
-        let transfer =
-            Transfer::new(slot, plan.destination()).blocks(&self.in_slot(), self.destinations);
-        let out_of_slot =
-            |destination: Range<u32>| Ends { source: rows_in_slot(&destination), destination };
-        let heads = (!plan.has_all_heads()).then(|| out_of_slot(plan.heads(Side::Destination)));
-        let tokens = plan.tokens(Side::Destination).map(out_of_slot);
-        self.layered(Transfer { heads, tokens, ..transfer }, Side::Destination)
-    }
-
-    /// The blocks of the slot, in the order of the chunk.
-    fn in_slot(&self) -> Vec<u32> {
-        (0..).take(self.sources.len()).collect()
+        let in_slot: Vec<u32> = (0..).take(self.sources.len()).collect();
+        let (side, transfer) = match hop {
+            RelayStep::OutOfBounce => (
+                Side::Destination,
+                Transfer::new(slot, plan.destination()).blocks(&in_slot, self.destinations),
+            ),
+            _ => (Side::Source, Transfer::new(plan.source(), slot).blocks(self.sources, &in_slot)),
+        };
+        let with_slot = |range: Range<u32>| match (rows_in_slot(&range), side) {
+            (rows, Side::Source) => Ends { source: range, destination: rows },
+            (rows, Side::Destination) => Ends { source: rows, destination: range },
+        };
+        let heads = (!plan.has_all_heads()).then(|| with_slot(plan.heads(side)));
+        let tokens = plan.tokens(side).map(with_slot);
+        self.layered(Transfer { heads, tokens, ..transfer }, side)
     }
 
     /// In a slot, layer 0 is the first layer of the chunk.

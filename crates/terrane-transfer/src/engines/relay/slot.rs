@@ -81,12 +81,9 @@ const ROWS: [Axis; 3] = [Axis::Head, Axis::Token, Axis::Element];
 
 /// The bytes from the first to the last of one block and layer.
 fn rows_span(section: &Section) -> u64 {
-    let steps = ROWS.iter().flat_map(|&axis| {
-        let steps = section.steps(axis);
-        [steps.inner(), steps.outer()]
-    });
+    let parts = ROWS.iter().flat_map(|&axis| section.steps(axis).parts());
     // None of these exceeds the span of the section, which its geometry has checked.
-    let far: u64 = steps.map(|step| step.stride * u64::from(step.count - 1)).sum();
+    let far: u64 = parts.map(|(count, step)| step.offset * u64::from(count - 1)).sum();
     far + section.element_bytes().get()
 }
 

@@ -1,7 +1,5 @@
 //! The steps of a relayed transfer, and its failure at one of them.
 
-use std::fmt;
-
 use terrane_core::{AllocateError, BoxedCause};
 
 use super::options::NAME;
@@ -25,17 +23,13 @@ pub enum RelayStep {
     Notification,
 }
 
-impl fmt::Display for RelayStep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Order => "waiting for the device order",
-            Self::IntoBounce => "copying into a bounce slot",
-            Self::OutOfBounce => "copying out of a bounce slot",
-            Self::Durability => "making the files durable",
-            Self::Notification => "notifying the peer",
-        })
-    }
-}
+terrane_core::display_names!(RelayStep {
+    Self::Order => "waiting for the device order",
+    Self::IntoBounce => "copying into a bounce slot",
+    Self::OutOfBounce => "copying out of a bounce slot",
+    Self::Durability => "making the files durable",
+    Self::Notification => "notifying the peer",
+});
 
 /// The cause of a relayed transfer's failure: the engine, the step, and the engine's own error.
 #[derive(Debug, thiserror::Error)]

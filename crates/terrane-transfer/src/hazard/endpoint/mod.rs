@@ -57,13 +57,6 @@ struct OwnedBytes {
     _regions: Box<[Region]>,
 }
 
-impl OwnedBytes {
-    /// The bytes of one layout, which keeps its memory itself.
-    fn of_one(claim: AddressClaim) -> Arc<Self> {
-        Arc::new(Self { _claim: claim, _regions: Box::default() })
-    }
-}
-
 impl Endpoint {
     /// Creates an endpoint, which tracks the claims on a layout's blocks. It owns their bytes
     /// exclusively while it, a clone or a transfer of it lives.
@@ -101,7 +94,9 @@ impl Endpoint {
 
     fn alone(claim: AddressClaim, extents: SmallVec<[Span; 1]>, layout: PhysicalLayout) -> Self {
         let hazards = HazardTable::new(layout.geometry().num_blocks());
-        Self::build(OwnedBytes::of_one(claim), extents, layout, hazards, 0)
+        // The layout keeps its memory itself.
+        let bytes = Arc::new(OwnedBytes { _claim: claim, _regions: Box::default() });
+        Self::build(bytes, extents, layout, hazards, 0)
     }
 
     fn build(
@@ -206,12 +201,8 @@ impl Endpoint {
     }
 
     fn hold(&self, blocks: &[u32], access: Access) -> Result<Hold, TransferError> {
-        let side = match access {
-            Access::Read => Side::Source,
-            Access::Write => Side::Destination,
-        };
         self.check_owner()?;
-        self.check_blocks(blocks, side)?;
+        self.check_blocks(blocks, access.side())?;
         let (layers, heads) = (0..self.0.layout.geometry().num_layers(), 0..self.num_heads());
         let (group, tokens) = (self.group(), ALL_TOKENS);
         let wanted = BlockUse { access, blocks, group, layers, heads, tokens };
@@ -288,11 +279,7 @@ impl Endpoint {
     }
 }
 
-impl fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Endpoint").field(&self.0.layout).finish()
-    }
-}
+terrane_core::debug_fields!(Endpoint, |this| (this.0.layout));
 
 /// The number of an endpoint, unique within the process and never reused. Clones share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -386,11 +373,7 @@ impl Drop for EndOfHold {
     }
 }
 
-impl fmt::Debug for Hold {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Hold").field(&self.end.ticket).finish()
-    }
-}
+terrane_core::debug_fields!(Hold, |this| (this.end.ticket));
 
 /// The memory of an extent of these regions, if the host addresses it.
 fn host_memory(extent: &Span, regions: &Arc<[Region]>) -> Option<IoMemory> {

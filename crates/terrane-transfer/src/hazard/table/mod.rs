@@ -24,7 +24,6 @@ use terrane_core::{ForkedProcess, OwnerProcess};
 use crate::error::TransferError;
 use crate::hazard::conflict::{Access, BlockConflict};
 use crate::hazard::ticket::{Ticket, TransferId};
-use crate::side::Side;
 use crate::sync::{Mutex, MutexGuard, lock};
 use blocks::{Blocks, entries_of, overlap};
 use counts::BlockCounts;
@@ -227,10 +226,7 @@ impl TableState {
         if self.counts.are_free(wanted.blocks, access) {
             return Vec::new();
         }
-        let side = match access {
-            Access::Read => Side::Source,
-            Access::Write => Side::Destination,
-        };
+        let side = access.side();
         // Each with its position in the wanted blocks.
         let blocks = wanted.blocks.iter().copied().zip(0..);
         let in_use = |&(block, _): &(u32, usize)| !self.counts.are_free(&[block], access);

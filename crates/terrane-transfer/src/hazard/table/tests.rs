@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::side::Side;
 
 fn used<'a>(access: Access, blocks: &'a [u32], layers: Range<u32>) -> BlockUse<'a> {
     BlockUse { access, blocks, group: 0, layers, heads: 0..1, tokens: ALL_TOKENS }

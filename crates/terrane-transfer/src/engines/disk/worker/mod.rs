@@ -368,10 +368,7 @@ impl DiskWorker {
         // A subscriber that panics must not end the thread, which has jobs.
         catch_foreign_panic(|| tracing::error!(%error, "the disk engine's queue failed"));
         let error = Arc::new(error);
-        for active in jobs.drain() {
-            active.job.finish(Err(engine_failure(QueueFailed(Arc::clone(&error)))));
-        }
-        for job in inbox {
+        for job in jobs.drain().map(|active| active.job).chain(inbox) {
             job.finish(Err(engine_failure(QueueFailed(Arc::clone(&error)))));
         }
     }

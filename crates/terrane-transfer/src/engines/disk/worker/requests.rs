@@ -1,12 +1,13 @@
 //! The requests that the thread makes.
 
-use terrane_core::{FileHandle, Location};
+use terrane_core::convert::to_u64;
+use terrane_core::{Durability, FileHandle, Location};
 use terrane_storage::{IoBuffer, IoFile, IoMemory, IoRequest};
 
 use super::super::bounce::BounceBuffer;
 use super::super::extents::{RunPart, follows};
 use super::super::request::{
-    BufferDirection, NotForFiles, by_deadline, engine_failure, io_buffer, io_file, token,
+    BufferDirection, NotForFiles, by_deadline, engine_failure, io_buffer, io_file,
 };
 use super::super::route::FileFlow;
 use super::buffer_sums::copy_and_sum;
@@ -16,7 +17,6 @@ use crate::engine::job::CopyFailure;
 use crate::hazard::endpoint::Endpoint;
 use crate::plan::TransferPlan;
 use crate::side::Side;
-use terrane_core::Durability;
 
 impl DiskWorker {
     /// Requests the next extent of a job.
@@ -62,8 +62,7 @@ impl DiskWorker {
             return Err(engine_failure(NotForFiles));
         };
         let route = active.route;
-        let memory_side =
-            if route.flow == FileFlow::Read { Side::Destination } else { Side::Source };
+        let memory_side = route.memory_side().unwrap_or(Side::Source);
         self.buffers.clear();
         match &*buffer {
             Some(buffer) => {
@@ -97,7 +96,7 @@ impl DiskWorker {
             None => memory_of(plan.end(memory_side), &self.buffers),
         };
         let file = io_file(&position.file, is_direct)?;
-        let token = token(self.operations.vacant_key());
+        let token = to_u64(self.operations.vacant_key());
         let offset = position.offset;
         let request = match stage {
             Stage::Reading => IoRequest::read(token, file, offset, &self.buffers),
@@ -158,7 +157,7 @@ impl DiskWorker {
         let memory = self.bounce.io_memory().filter(|_| is_direct);
         let file = io_file(&position.file, is_direct)?;
         let source = [io_buffer(buffer.at(begin), bytes)?];
-        let request = IoRequest::write(token(index), file, position.offset, &source);
+        let request = IoRequest::write(to_u64(index), file, position.offset, &source);
         let request = by_deadline(request, &active.job).within(memory);
         // SAFETY: the operation owns the buffer until its last completion has been handled, and the
         // queue drops before the buffer. The descriptor is open while the job exists.
@@ -175,7 +174,7 @@ impl DiskWorker {
         durability: Durability,
     ) -> Result<(), CopyFailure> {
         let Some(active) = self.jobs.get_mut(key) else { return Ok(()) };
-        let token = token(self.operations.vacant_key());
+        let token = to_u64(self.operations.vacant_key());
         let file = IoFile::buffered(file);
         let request = match durability {
             Durability::Full => IoRequest::sync_all(token, file),

@@ -169,7 +169,7 @@ impl ChunkedJob {
         if plan.breaks_pieces() {
             // Whole tiles, at least one.
             let mut taken_bytes = 0;
-            while let Some(bytes) = tile_bytes(plan, cursor.unit)
+            while let Some(bytes) = plan.tile(to_u64(cursor.unit)).map(|tile| tile.bytes())
                 && (taken_bytes == 0 || taken_bytes + bytes <= self.chunk)
             {
                 taken_bytes += bytes;
@@ -263,11 +263,6 @@ fn copy_runs(
         }
     }
     Ok(())
-}
-
-/// The bytes of a tile; `None` if there is no such tile.
-fn tile_bytes(plan: &TransferPlan, unit: usize) -> Option<u64> {
-    plan.tile(to_u64(unit)).map(|tile| tile.bytes())
 }
 
 /// Copies the plan's tiles from the `first` on, `bytes` bytes in all.

@@ -70,7 +70,8 @@ fn job(sink: Arc<dyn OutcomeSink>) -> (CopyJob, Ticket) {
     let (reading, writing) = (claim(Access::Read), claim(Access::Write));
     let claims = TransferClaims { reading, writing, ticket: ticket.clone() };
     let finalizer = Finalizer::new(ticket.clone(), explanation(), None);
-    let mut job = CopyJob::new(plan, claims, TransferOptions::default(), Arc::default(), finalizer);
+    let mut job =
+        CopyJob::new(plan, Arc::new(claims), TransferOptions::default(), Arc::default(), finalizer);
     job.connect(sink, None);
     (job, ticket)
 }
