@@ -12,6 +12,7 @@
 
 mod background;
 mod budgets;
+mod captures;
 mod debugging;
 mod drivers;
 mod engine;

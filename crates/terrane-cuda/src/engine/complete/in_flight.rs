@@ -210,10 +210,9 @@ impl WaiterProgress for InFlight {
         if self.end.context().driver().is_of_parent() {
             return;
         }
-        // This runs on callers' threads, while other threads of the caller may be capturing.
-        let relaxed = RelaxedCaptureMode::new(self.end.context().driver());
+        // The mode is changed once, not at each query of an event.
+        let _relaxed = RelaxedCaptureMode::new(self.end.context().driver());
         self.check();
-        drop(relaxed);
     }
 
     fn expected_end(&self) -> Option<Range<Instant>> {

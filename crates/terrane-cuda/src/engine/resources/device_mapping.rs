@@ -347,6 +347,7 @@ impl MappingCache {
         if let Some(known) = self.known.get(endpoint) {
             return Ok(Some(known));
         }
+        // The mode is changed once, not at each query of a region.
         let _relaxed = RelaxedCaptureMode::new(self.context.driver());
         let found = DeviceMapping::of(&self.context, &self.peers, endpoint)?.map(Arc::new);
         // Memory that is not locked yet may be locked at the next query.
