@@ -37,4 +37,5 @@ mod simulated;
 mod size_classes;
 mod staging;
 mod streams;
+mod unregistered;
 mod usage;
