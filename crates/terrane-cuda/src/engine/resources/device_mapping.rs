@@ -193,13 +193,16 @@ fn table_of_step(
     let every = index(step);
     let of_remainder = |rest: usize| bases.iter().skip(rest).step_by(every).copied();
     let ordered: Vec<u64> = (0..every).flat_map(of_remainder).collect();
-    // The driver is not called under the lock.
+    // The driver is not called under the lock. If another thread was faster, this table drops
+    // after the lock, because its drop calls the driver.
     let table = Arc::new(tables.upload(&ordered)?);
     let mut uploaded = lock(uploaded);
-    Ok(known(&uploaded).unwrap_or_else(|| {
+    let earlier = known(&uploaded);
+    if earlier.is_none() {
         uploaded.push((step, Arc::clone(&table)));
-        table
-    }))
+    }
+    drop(uploaded);
+    Ok(earlier.unwrap_or(table))
 }
 
 impl KernelBases {
