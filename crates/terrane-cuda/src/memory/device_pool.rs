@@ -22,11 +22,12 @@ use crate::runtime::stream::Stream;
 ///
 /// Memory is allocated and freed in the order of a stream that belongs to the pool and is otherwise
 /// idle. An allocation waits for that stream, which takes microseconds. The memory is therefore
-/// usable on every stream and by other libraries at once. A free does not wait. Memory that another
-/// stream frees is reused only after that stream has reached the free, so no allocation waits for
-/// it. Until then, a request may fail for want of memory.
+/// usable on every stream and by other libraries at once. A free does not wait.
 /// [`allocate_on`](Self::allocate_on) allocates memory for one stream without any wait. Cloning
 /// gives another handle to the same pool.
+///
+/// Memory that another stream frees is reused only after that stream has reached the free. So no
+/// allocation waits for that stream. If memory is short before, the allocation fails.
 #[derive(Clone, Debug)]
 pub struct DevicePool(Arc<Pool>);
 
