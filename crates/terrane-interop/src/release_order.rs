@@ -20,7 +20,7 @@ pub fn catch_panic(drops: impl FnOnce()) {
 
 /// Drops a consumer's value after the stream, if any, has completed. The calling thread waits.
 ///
-/// If the stream cannot be waited for (during a capture, for example), its completion is unknown.
+/// If the stream cannot be waited for (while it is captured, for example), its end is unknown.
 /// The value is then kept until the process ends, and the stream's context counts one of its
 /// [`failed_drops`](terrane_cuda::Context::failed_drops).
 #[cfg(feature = "cuda")]

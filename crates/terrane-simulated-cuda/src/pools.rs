@@ -54,6 +54,12 @@ impl Pool {
         Ok((value, attribute < RELEASE_THRESHOLD))
     }
 
+    /// Whether an allocation may wait for frees of other streams.
+    pub const fn may_depend(&self) -> bool {
+        let [_, _, own] = self.reuse;
+        own != 0
+    }
+
     /// Whether an attribute has only 32 bits.
     pub const fn is_narrow(attribute: u32) -> bool {
         attribute < RELEASE_THRESHOLD

@@ -87,7 +87,7 @@ impl State {
     }
 
     /// Runs a step that leads towards a mark, if one is possible.
-    fn step_towards(&mut self, mark: Mark) -> bool {
+    pub fn step_towards(&mut self, mark: Mark) -> bool {
         let mut mark = mark;
         for _ in 0..LONGEST_CHAIN {
             if self.is_done(mark) {

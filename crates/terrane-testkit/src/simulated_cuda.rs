@@ -118,6 +118,40 @@ impl SimulatedCuda {
         Held { driver: self, stream }
     }
 
+    /// Begins the capture of a stream into a graph, in the default mode. Makes the primary context
+    /// of the stream's device current.
+    pub fn begin_capture(&self, device: i32, stream: *mut c_void) {
+        const GLOBAL: u32 = 0;
+        let mut context = std::ptr::null_mut();
+        let retain = self.function::<unsafe extern "C" fn(*mut *mut c_void, i32) -> u32>(
+            "cuDevicePrimaryCtxRetain",
+        );
+        // SAFETY: one handle is written.
+        succeeded(unsafe { retain(&raw mut context, device) });
+        let bind = self.function::<unsafe extern "C" fn(*mut c_void) -> u32>("cuCtxSetCurrent");
+        // SAFETY: the simulated driver treats the handle as a number, and checks it.
+        succeeded(unsafe { bind(context) });
+        let release =
+            self.function::<unsafe extern "C" fn(i32) -> u32>("cuDevicePrimaryCtxRelease_v2");
+        // SAFETY: no pointers. The stream's owner retains the context as well.
+        succeeded(unsafe { release(device) });
+        let call =
+            self.function::<unsafe extern "C" fn(usize, u32) -> u32>("cuStreamBeginCapture_v2");
+        // SAFETY: the simulated driver treats the handle as a number, and checks it.
+        succeeded(unsafe { call(stream.addr(), GLOBAL) });
+    }
+
+    /// Ends the capture of a stream, and returns the driver's code: zero if it is valid.
+    #[must_use]
+    pub fn end_capture(&self, stream: *mut c_void) -> u32 {
+        let mut graph = std::ptr::null_mut();
+        let call = self
+            .function::<unsafe extern "C" fn(usize, *mut *mut c_void) -> u32>("cuStreamEndCapture");
+        // SAFETY: the simulated driver treats the handle as a number, and checks it; one handle is
+        // written.
+        unsafe { call(stream.addr(), &raw mut graph) }
+    }
+
     /// Runs up to `most` steps of streams that are ready, and returns their number.
     pub fn step(&self, most: u64) -> u64 {
         let mut done = 0;

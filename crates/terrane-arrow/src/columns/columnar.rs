@@ -3,7 +3,7 @@
 use arrow_schema::{DataType, Schema, SchemaRef};
 use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, StorageKind};
 
-use super::order::AccessOrder;
+use super::order::{AccessOrder, keep_if_in_use};
 use super::plan::ColumnarPlan;
 use super::{Column, ColumnError, ColumnParts, Growth};
 
@@ -208,7 +208,8 @@ impl ColumnarBuffer {
         let (read, _) = bytes.split_at_mut(self.width.bytes().to_usize());
         // SAFETY: the region is valid and has that width, and its writers precede this call in the
         // order.
-        unsafe { order.read(self.count.location(), read) }?;
+        let count = unsafe { order.read(self.count.location(), read) };
+        keep_if_in_use(count, self.count.clone())?;
         let [a, b, c, d, ..] = bytes;
         let rows = match self.width {
             RowCountWidth::U32 => u64::from(u32::from_ne_bytes([a, b, c, d])),
@@ -237,13 +238,14 @@ impl ColumnarBuffer {
         self.check_rows(rows)?;
         self.cached = CachedRows::Stale;
         let location = self.count.location();
-        match (self.width, u32::try_from(rows)) {
+        let written = match (self.width, u32::try_from(rows)) {
             // SAFETY: the region is valid and has that width; the caller promised that no other
             // code uses it.
             (RowCountWidth::U32, Ok(rows)) => unsafe { order.write(&rows.to_ne_bytes(), location) },
             // SAFETY: as above. More rows than 32 bits can count were refused.
             _ => unsafe { order.write(&rows.to_ne_bytes(), location) },
-        }?;
+        };
+        keep_if_in_use(written, self.count.clone())?;
         self.cached = CachedRows::Known(rows);
         Ok(())
     }
@@ -338,7 +340,8 @@ impl ColumnarBuffer {
         }
         let (from, to) = (self.count.location(), larger.count.location());
         // SAFETY: as above.
-        unsafe { order.copy(from, to, self.width.bytes()) }?;
+        let copied = unsafe { order.copy(from, to, self.width.bytes()) };
+        keep_if_in_use(copied, (self.count.clone(), larger.count.clone()))?;
         larger.cached = self.cached;
         Ok(larger)
     }
@@ -388,8 +391,10 @@ unsafe fn copy(from: &Column, to: &Column, order: &dyn AccessOrder) -> Result<()
     for (from, to) in from.buffers().iter().zip(to.buffers()) {
         if let (Some(from), Some(to)) = (from, to) {
             let length = from.length().min(to.length());
+            let region = to.region()?;
             // SAFETY: both are valid and in different memories; the rest is the caller's promise.
-            unsafe { order.copy(from.location(), to.region()?.location(), length) }?;
+            let copied = unsafe { order.copy(from.location(), region.location(), length) };
+            keep_if_in_use(copied, (from.clone(), to.clone()))?;
         }
     }
     for (from, to) in from.children().iter().zip(to.children()) {

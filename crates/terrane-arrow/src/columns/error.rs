@@ -242,6 +242,12 @@ pub enum ColumnError {
     /// The device's driver refused.
     #[error("the CUDA driver refused the columns; see the cause")]
     Cuda(#[from] CudaError),
+    /// A stream accepted a copy, and the driver then refused to wait for it. The copy may still run.
+    #[error(
+        "a copy was submitted to the stream, and the driver refused to wait for it; its memory is \
+         kept until the process ends; use other memory, and see the cause"
+    )]
+    EndUnknown(#[source] CudaError),
     /// The bytes cannot be accessed in this order.
     #[error("{location} cannot be accessed in this order; use a stream of its device")]
     Unreachable {

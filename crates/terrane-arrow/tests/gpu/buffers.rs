@@ -189,3 +189,47 @@ fn an_error_of_the_driver_leaves_the_cached_count_stale() {
         assert_eq!(unsafe { buffer.refresh(&stream) }.unwrap(), 3);
     });
 }
+
+/// If the driver refuses to wait for a copy, both of its ends stay allocated.
+#[test]
+fn memory_is_kept_if_the_end_of_its_copy_is_unknown() {
+    /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
+    const CAPTURING: u32 = 900;
+    let name = "buffers::memory_is_kept_if_the_end_of_its_copy_is_unknown";
+    terrane_testkit::process::in_child(name, || {
+        let Some((context, driver)) = simulated(name, LITTLE) else { return };
+        let stream = Stream::new(&context).unwrap();
+        let allocator = DeviceAllocator::new(&context);
+        let plan = plan(100, RowCountWidth::U64);
+        let live = || context.usage().device.count;
+        let new = || plan.allocate(&allocator, &stream).unwrap();
+        let is_unknown = |error: &ColumnError| matches!(error, ColumnError::EndUnknown(_));
+
+        let mut buffer = new();
+        driver.fail("cuStreamSynchronize", 0, CAPTURING);
+        // SAFETY: no code writes the count.
+        let error = unsafe { buffer.refresh(&stream) }.unwrap_err();
+        assert!(is_unknown(&error), "{error}");
+        assert_eq!(buffer.cached_rows(), CachedRows::Stale);
+        drop(buffer);
+        assert_eq!((live(), context.failed_drops()), (1, 1));
+
+        driver.fail("cuStreamSynchronize", 0, CAPTURING);
+        let error = plan.allocate(&allocator, &stream).unwrap_err();
+        assert!(is_unknown(&error), "{error}");
+        assert_eq!((live(), context.failed_drops()), (2, 2));
+
+        // The first wait is for the row count of the larger buffer, the next for its columns, and
+        // the last for the copied row count.
+        for (kept, waits) in [(4, 1), (6, 4)] {
+            let buffer = new();
+            driver.fail("cuStreamSynchronize", waits, CAPTURING);
+            // SAFETY: no code writes the buffer.
+            let error = unsafe { buffer.grown(101, &allocator, &stream) }.unwrap_err();
+            assert!(is_unknown(&error), "{error}");
+            drop(buffer);
+            assert_eq!(live(), kept);
+        }
+        assert_eq!((driver.clear_faults(), context.lost()), (0, None));
+    });
+}

@@ -162,7 +162,6 @@ impl DeviceEngine {
     /// memory is short and they are preferred; the errors of creating a stream;
     /// [`CudaError::Thread`].
     pub fn new(context: &Context, options: DeviceEngineOptions) -> Result<Self, CudaError> {
-        let _relaxed = RelaxedCaptureMode::new(context.driver());
         let (kernels, capabilities) = load_kernels(context, options.kernels)?;
         let peers = Arc::default();
         let shared = Arc::new(Shared {
@@ -232,7 +231,7 @@ impl DeviceEngine {
     ) -> Result<(), CudaError> {
         let shared = Arc::clone(&self.shared);
         let run = move || {
-            // The capture mode is set for the thread's lifetime, whatever other threads capture.
+            // The mode is changed once, not at each call of the driver.
             let _relaxed = RelaxedCaptureMode::new(shared.context.driver());
             serve();
             // Freeing memory waits for the device. If the engine drops on a thread that must not
@@ -309,8 +308,6 @@ unsafe impl CopyEngine for DeviceEngine {
         {
             return self.send_task(Task::Finish(job, Ok(())));
         }
-        // The thread belongs to the caller; another thread of the caller may be capturing.
-        let _relaxed = RelaxedCaptureMode::new(self.shared.context.driver());
         // The context is bound once for all driver calls.
         let mut job = Some(job);
         let bound = self.shared.context.bound(|_| {

@@ -25,6 +25,9 @@ use crate::runtime::stream::Stream;
 /// usable on every stream and by other libraries at once. A free does not wait.
 /// [`allocate_on`](Self::allocate_on) allocates memory for one stream without any wait. Cloning
 /// gives another handle to the same pool.
+///
+/// Memory that another stream frees is reused only after that stream has reached the free. So no
+/// allocation waits for that stream. If memory is short before, the allocation fails.
 #[derive(Clone, Debug)]
 pub struct DevicePool(Arc<Pool>);
 
@@ -74,12 +77,16 @@ impl DevicePool {
             check("cuMemPoolCreate", unsafe { create(&raw mut raw, &raw const properties) })
         })?;
         let pool = Pool { raw, context: context.clone(), stream };
-        let mut threshold = kept.get();
-        pool.attribute(
-            CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
-            &mut threshold,
-            AttributeAccess::Set,
-        )?;
+        let attributes = [
+            (CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, kept.get()),
+            // By default, the pool may reuse memory by letting the allocation's stream wait for the
+            // stream of the free. The pool's own stream, which allocations wait for, must not wait
+            // for work of callers.
+            (CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0),
+        ];
+        for (attribute, mut value) in attributes {
+            pool.attribute(attribute, &mut value, AttributeAccess::Set)?;
+        }
         Ok(Self(Arc::new(pool)))
     }
 
@@ -227,7 +234,8 @@ impl Pool {
         Ok(ByteCount::new(value))
     }
 
-    /// Reads or writes an attribute that is a number of 64 bits.
+    /// Reads or writes an attribute that is a number of 64 bits, or of 32 bits. The host is
+    /// little-endian, so a shorter value is the same number.
     fn attribute(
         &self,
         attribute: CUmemPool_attribute,
@@ -242,7 +250,7 @@ impl Pool {
         let call = require(&self.context, call, name)?;
         let value: *mut c_void = ptr::from_mut(value).cast();
         self.context.bound(|_| {
-            // SAFETY: the pool is alive, and the attribute has the eight bytes of the value.
+            // SAFETY: the pool is alive, and the attribute has at most the eight bytes of the value.
             check(name, unsafe { call(self.raw, attribute, value) })
         })
     }

@@ -9,6 +9,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUpointer_attribute};
 use terrane_core::{ByteCount, DeviceAddress, DeviceId, Location, Span, StorageKind};
 
 use crate::driver::Driver;
+use crate::driver::capture::RelaxedCaptureMode;
 use crate::driver::code::DriverCode;
 use crate::driver::functions::Functions;
 use crate::error::{CudaError, check};
@@ -20,7 +21,9 @@ use crate::runtime::usage::{Counters, ResourceUsage};
 /// so their pointers and streams are valid here.
 ///
 /// Each call binds the context on the calling thread, and restores the previous current context
-/// afterwards. Cloning costs a reference count. Streams, events and memory hold one reference each.
+/// afterwards. During the call, the thread's capture mode is relaxed. So the call neither fails
+/// because another thread captures a stream into a graph, nor invalidates that capture. Only a query
+/// of a captured stream or event does. Cloning costs a reference count. Streams, events and memory hold one reference each.
 /// The context is released with the last reference.
 ///
 /// In a process that was forked after the driver was loaded, every call fails with
@@ -62,6 +65,8 @@ impl Context {
         let device = driver.device(device)?;
         let handle = device::handle(driver, device.id)?;
         let mut raw = ptr::null_mut();
+        // The first retain creates the context.
+        let _relaxed = RelaxedCaptureMode::new(driver);
         // SAFETY: the function writes one handle, and checks the device.
         let code = unsafe { (driver.functions().cuDevicePrimaryCtxRetain)(&raw mut raw, handle) };
         check("cuDevicePrimaryCtxRetain", code)?;
@@ -131,7 +136,7 @@ impl Context {
     /// device still uses it. Counts as one of the [`failed_drops`](Self::failed_drops).
     pub fn leak<T: Send + 'static>(&self, value: T, why: &CudaError) {
         let _kept = ManuallyDrop::new(value);
-        note_failed_drop(&self.0, why);
+        self.note_failed_drop(why);
     }
 
     /// Counts the memory, streams and events that this context and its clones hold. Other contexts
@@ -265,7 +270,8 @@ impl Context {
         Ok(value)
     }
 
-    /// Runs `call` with this context current, and then restores the previous current context.
+    /// Runs `call` with this context current and in the relaxed capture mode. Then it restores the
+    /// previous current context and mode.
     pub(crate) fn bound<T>(
         &self,
         call: impl FnOnce(&'static Functions) -> Result<T, CudaError>,
@@ -285,8 +291,13 @@ impl Context {
         call: impl FnOnce(&'static Functions) -> Result<(), CudaError>,
     ) {
         if let Err(error) = self.bound(call) {
-            note_failed_drop(&self.0, &error);
+            self.note_failed_drop(&error);
         }
+    }
+
+    /// Counts and traces a failure of a drop.
+    pub(crate) fn note_failed_drop(&self, error: &CudaError) {
+        note_failed_drop(&self.0, error);
     }
 
     pub(crate) fn counters(&self) -> &Counters {
@@ -347,6 +358,7 @@ impl Shared {
     ) -> Result<T, CudaError> {
         self.driver.check_process()?;
         let functions = self.driver.functions();
+        let _relaxed = RelaxedCaptureMode::new(self.driver);
         let mut current = ptr::null_mut();
         // SAFETY: the function writes one handle.
         check("cuCtxGetCurrent", unsafe { (functions.cuCtxGetCurrent)(&raw mut current) })?;
@@ -365,6 +377,8 @@ impl Drop for Shared {
         if self.driver.is_of_parent() {
             return;
         }
+        // The last release destroys the context.
+        let _relaxed = RelaxedCaptureMode::new(self.driver);
         let events = self.idle_events.take_all();
         let destroyed = self.bound(|functions| {
             for event in events {

@@ -12,6 +12,7 @@
 
 mod background;
 mod budgets;
+mod captures;
 mod debugging;
 mod drivers;
 mod engine;
@@ -36,4 +37,5 @@ mod simulated;
 mod size_classes;
 mod staging;
 mod streams;
+mod unregistered;
 mod usage;

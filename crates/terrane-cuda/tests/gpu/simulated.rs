@@ -49,6 +49,9 @@ fn every_refusal_of_the_driver_undoes_earlier_steps() {
             assert!(DevicePool::new(&context, ByteCount::ZERO).is_err(), "{function}");
             assert_eq!(live(), before, "{function}");
         }
+        driver.fail("cuMemPoolSetAttribute", 1, 2);
+        assert!(DevicePool::new(&context, ByteCount::ZERO).is_err(), "the second attribute");
+        assert_eq!(live(), before, "the second attribute");
         driver.fail("cuMemAlloc_v2", 0, 2);
         let error = DeviceAllocator::new(&context).allocate(&request).unwrap_err();
         assert!(error.is_exhaustion(), "{error}");
@@ -98,5 +101,33 @@ fn a_blocked_stream_delays_the_streams_that_wait_for_it() {
         drop(held);
         waiting.synchronize().unwrap();
         assert!(event.is_complete().unwrap() && slow.is_idle().unwrap());
+    });
+}
+
+/// Memory that a blocked stream will free is not reused before. The pool would otherwise let its
+/// stream wait for that stream, and the allocation waits for the pool's stream.
+#[test]
+fn an_allocation_of_a_pool_does_not_wait_for_other_streams() {
+    let name = "simulated::an_allocation_of_a_pool_does_not_wait_for_other_streams";
+    in_child(name, || {
+        let Some((context, driver)) = simulated(name) else { return };
+        let pool = DevicePool::new(&context, ByteCount::ZERO).unwrap();
+        let (free, _) = context.memory().unwrap();
+        // Two of them do not fit.
+        let request = RegionRequest::new(ByteCount::new(free.get() / 4 * 3));
+        let compute = Stream::new(&context).unwrap();
+        let held = driver.hold(compute.handle());
+        drop(pool.allocate_on(&compute, &request).unwrap());
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| sender.send(pool.allocate_memory(&request).map(drop)).unwrap());
+            let answer = receiver.recv_timeout(std::time::Duration::from_secs(10));
+            drop(held);
+            let error = answer.expect("it waits for the blocked stream").unwrap_err();
+            assert_eq!(error.code(), Some(DriverCode::OUT_OF_MEMORY), "{error}");
+        });
+        compute.synchronize().unwrap();
+        drop(pool.allocate_memory(&request).unwrap());
+        assert_eq!((context.lost(), context.failed_drops()), (None, 0));
     });
 }

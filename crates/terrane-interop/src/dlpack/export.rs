@@ -130,8 +130,8 @@ impl TensorExport {
     /// that, holds end and memory is freed. The thread that drops the tensor blocks until the
     /// stream has completed.
     ///
-    /// Some streams cannot be waited for, for example during a capture. Holds and memory are then
-    /// kept until the process ends, and the stream's context counts one of its
+    /// Some streams cannot be waited for, for example while they are captured. Holds and memory
+    /// are then kept until the process ends, and the stream's context counts one of its
     /// [`failed_drops`](terrane_cuda::Context::failed_drops). If the context is lost, they are
     /// released.
     ///

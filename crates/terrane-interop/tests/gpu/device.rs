@@ -289,6 +289,24 @@ fn a_hold_ends_when_the_consumer_s_stream_has_run() {
     });
 }
 
+/// Another stream is captured in the default mode, which forbids waits to all threads.
+#[test]
+fn memory_is_released_during_a_capture_of_another_stream() {
+    let name = "device::memory_is_released_during_a_capture_of_another_stream";
+    terrane_testkit::process::in_child(name, || {
+        let Some((context, driver)) = simulated(name, LITTLE) else { return };
+        let captured = Stream::new(&context).unwrap();
+        let (end, export) = exported(&context);
+        let tensor = export.released_after(Stream::new(&context).unwrap()).into_versioned();
+        let tensor = tensor.unwrap();
+        driver.begin_capture(0, captured.handle());
+        std::thread::scope(|scope| drop(scope.spawn(move || drop((tensor, end)))));
+        assert_eq!(driver.end_capture(captured.handle()), 0, "the capture was invalidated");
+        assert_eq!(context.usage().device.bytes, ByteCount::ZERO);
+        assert_eq!((context.failed_drops(), context.lost()), (0, None));
+    });
+}
+
 #[test]
 fn memory_is_leaked_if_its_stream_cannot_be_waited_for() {
     let name = "device::memory_is_leaked_if_its_stream_cannot_be_waited_for";

@@ -76,8 +76,9 @@ exports! {
     }
 }
 
-/// If memory is short, this waits for frees on other streams. A real driver adds that dependency
-/// internally, without a wait of the host.
+/// If memory is short, earlier frees of the same stream run first. Frees of other streams are waited
+/// for, if the pool permits such internal dependencies. A real driver lets the stream wait for them
+/// instead, without a wait of the host.
 fn allocate(
     simulator: &Simulator,
     caller: Caller,
@@ -89,7 +90,18 @@ fn allocate(
     if first != Err(Code::OUT_OF_MEMORY) {
         return first;
     }
-    simulator.with(|state| state.drain_context(caller.context));
+    let (context, marks) = simulator.with(|state| {
+        let own = state.stream(caller, stream)?;
+        let context = state.streams.get(&own).ok_or(Code::INVALID_HANDLE)?.context;
+        let pool = pool_number(state, context, pool)?;
+        if state.pool(pool)?.may_depend() {
+            return Ok((context, state.marks_of(context)));
+        }
+        let submitted = state.streams.get(&own).ok_or(Code::INVALID_HANDLE)?.submitted;
+        while state.step_towards((own, submitted)) {}
+        Ok((context, Vec::new()))
+    })?;
+    simulator.wait(context, &marks)?;
     simulator.with(|state| take(state, caller, length, pool, stream))
 }
 
@@ -105,11 +117,7 @@ fn take(
         return Err(Code::INVALID_VALUE);
     }
     let context = state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?.context;
-    let device = state.context(context)?.device;
-    let pool = match pool {
-        Some(pool) => pool,
-        None => state.device(device)?.current_pool,
-    };
+    let pool = pool_number(state, context, pool)?;
     let device = state.pool(pool)?.device;
     if length > state.config.memory {
         return Err(Code::OUT_OF_MEMORY);
@@ -125,4 +133,15 @@ fn take(
     };
     state.submit(stream, Vec::new(), Work::Allocate(address))?;
     Ok(address)
+}
+
+/// The pool itself, or the current pool of the context's device.
+fn pool_number(state: &mut State, context: u64, pool: Option<u64>) -> Outcome<u64> {
+    match pool {
+        Some(pool) => Ok(pool),
+        None => {
+            let device = state.context(context)?.device;
+            Ok(state.device(device)?.current_pool)
+        }
+    }
 }

@@ -143,22 +143,23 @@ impl InFlight {
         if !self.end.cannot_be_slept_on() {
             return self.end.wait();
         }
-        let behind = match self.lock().as_ref().map(|resources| resources.streams.first()) {
+        // The event is created, and drops, outside the lock: a failed drop runs foreign code.
+        let behind = Event::new(self.end.context(), Timing::Off);
+        let recorded = match self.lock().as_ref().map(|resources| resources.streams.first()) {
             None => return Ok(()),
             // The stream belongs to the job until the job is taken out. The lock prevents that.
-            Some(stream) => stream.map(|stream| {
-                let behind = Event::new(self.end.context(), Timing::Off)?;
-                behind.record(stream).map(|()| behind)
-            }),
+            Some(stream) => {
+                stream.zip(behind.as_ref().ok()).map(|(stream, behind)| behind.record(stream))
+            }
         };
-        match behind {
-            Some(Ok(behind)) => {
+        match (recorded, behind) {
+            (Some(Ok(())), Ok(behind)) => {
                 behind.wait()?;
                 // The next user of the buffer can now see the end.
                 self.end.is_complete().map(|_| ())
             }
             // A missing event proves nothing about the end.
-            Some(Err(_)) | None => self.end.wait(),
+            _ => self.end.wait(),
         }
     }
 
@@ -210,10 +211,9 @@ impl WaiterProgress for InFlight {
         if self.end.context().driver().is_of_parent() {
             return;
         }
-        // This runs on callers' threads, while other threads of the caller may be capturing.
-        let relaxed = RelaxedCaptureMode::new(self.end.context().driver());
+        // The mode is changed once, not at each query of an event.
+        let _relaxed = RelaxedCaptureMode::new(self.end.context().driver());
         self.check();
-        drop(relaxed);
     }
 
     fn expected_end(&self) -> Option<Range<Instant>> {

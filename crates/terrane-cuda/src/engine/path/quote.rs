@@ -10,7 +10,6 @@ use terrane_transfer::{
     CopyGrid, Decision, Declined, DeviceOrder, Quote, Side, TransferOptions, TransferPlan,
 };
 
-use crate::driver::capture::RelaxedCaptureMode;
 use crate::engine::DeviceEngine;
 use crate::engine::checksums::job_sums::{shape_of, summed_side};
 use crate::engine::checksums::limits::SumLimits;
@@ -147,8 +146,6 @@ impl DeviceEngine {
     fn check_sums(&self, plan: &TransferPlan, direction: Direction) -> Result<(), Declined> {
         let kernels = self.shared.kernels.as_ref().ok_or(Declined::ChecksumKernels)?;
         shape_of(plan, summed_side(direction)).ok_or(Declined::ChecksumLayout)?;
-        // Another thread of the caller may be capturing.
-        let _relaxed = RelaxedCaptureMode::new(self.shared.context.driver());
         kernels.prepare_sums().map_err(|error| {
             tracing::debug!(%error, "no kernels for checksums");
             Declined::ChecksumKernels

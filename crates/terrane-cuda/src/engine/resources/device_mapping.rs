@@ -193,13 +193,16 @@ fn table_of_step(
     let every = index(step);
     let of_remainder = |rest: usize| bases.iter().skip(rest).step_by(every).copied();
     let ordered: Vec<u64> = (0..every).flat_map(of_remainder).collect();
-    // The driver is not called under the lock.
+    // The driver is not called under the lock. If another thread was faster, this table drops
+    // after the lock, because its drop calls the driver.
     let table = Arc::new(tables.upload(&ordered)?);
     let mut uploaded = lock(uploaded);
-    Ok(known(&uploaded).unwrap_or_else(|| {
+    let earlier = known(&uploaded);
+    if earlier.is_none() {
         uploaded.push((step, Arc::clone(&table)));
-        table
-    }))
+    }
+    drop(uploaded);
+    Ok(earlier.unwrap_or(table))
 }
 
 impl KernelBases {
@@ -347,6 +350,7 @@ impl MappingCache {
         if let Some(known) = self.known.get(endpoint) {
             return Ok(Some(known));
         }
+        // The mode is changed once, not at each query of a region.
         let _relaxed = RelaxedCaptureMode::new(self.context.driver());
         let found = DeviceMapping::of(&self.context, &self.peers, endpoint)?.map(Arc::new);
         // Memory that is not locked yet may be locked at the next query.

@@ -16,7 +16,7 @@ use crate::error::CudaError;
 /// creating a stream.
 pub(crate) fn capture(order: &DeviceOrder, shared: &Shared) -> Result<DeviceOrder, CudaError> {
     shared.context.driver().check_process()?;
-    // The thread belongs to the caller; another thread of the caller may be capturing.
+    // The mode is changed once, not at each call of the driver.
     let _relaxed = RelaxedCaptureMode::new(shared.context.driver());
     let Some(pending) = PendingOrder::of(Some(order), &shared.context, &shared.peers)? else {
         return Ok(DeviceOrder::AlreadySynchronised);

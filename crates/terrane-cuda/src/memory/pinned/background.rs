@@ -105,17 +105,10 @@ pub(super) struct Rising {
     bring_up: PinnedBringUp,
     /// The background thread, which the drop joins. Its return value unregisters the memory when it
     /// drops.
-    thread: Option<JoinHandle<Registered>>,
+    thread: Option<JoinHandle<Registrations>>,
     step: ByteCount,
     requirement: Requirement,
     end: Arc<End>,
-    _memory: Arc<SystemMemory>,
-}
-
-/// The registrations, and then the memory, because fields drop in their order.
-#[derive(Debug)]
-struct Registered {
-    _registrations: Registrations,
     _memory: Arc<SystemMemory>,
 }
 
@@ -188,13 +181,14 @@ struct Raise {
 }
 
 impl Raise {
-    fn run(self, producer: BringUpProducer<CudaError>) -> Registered {
-        let mut registrations = Registrations::none(&self.context, self.step);
+    fn run(self, producer: BringUpProducer<CudaError>) -> Registrations {
+        let memory = Arc::clone(&self.memory);
+        let mut registrations = Registrations::none(&self.context, memory, self.step);
         // Only foreign code can panic, such as a subscriber of `tracing`. The unwinding drops the
         // producer, which reports the end. The usable prefix stays registered.
         let run = AssertUnwindSafe(|| self.register_all(&mut registrations, producer));
         drop(catch_unwind(run));
-        Registered { _registrations: registrations, _memory: self.memory }
+        registrations
     }
 
     /// Registers the memory step by step, as it is touched.
@@ -249,8 +243,7 @@ impl Raise {
     ) -> Result<(), CudaError> {
         let bytes = to.checked_sub(from).unwrap_or(ByteCount::ZERO);
         let Some(chunk) = self.address.checked_add(from) else { return Ok(()) };
-        // SAFETY: the chunk is in the memory, which stays mapped until the registrations have
-        // dropped. `run` owns the memory longer than the registrations, and returns it after them.
+        // SAFETY: the chunk is a part of the memory of the registrations.
         unsafe { registrations.register(chunk, bytes) }
     }
 }

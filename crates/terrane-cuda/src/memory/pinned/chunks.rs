@@ -1,7 +1,11 @@
 //! Registering mapped memory with the driver, chunk by chunk.
 
-use terrane_core::{Alignment, ByteCount, DeviceAddress, HostAddress};
+use std::sync::Arc;
 
+use terrane_core::{Alignment, ByteCount, DeviceAddress, HostAddress};
+use terrane_storage::SystemMemory;
+
+use crate::driver::code::DriverCode;
 use crate::error::{CudaError, check};
 use crate::memory::pinned::options::LARGEST_REGISTRATION;
 use crate::runtime::context::Context;
@@ -11,21 +15,29 @@ use crate::runtime::context::Context;
 const PORTABLE_AND_MAPPED: u32 = 1 | 2;
 
 /// Mapped memory that is locked for the device, chunk by chunk, until this drops.
+///
+/// If the driver refuses to unregister a chunk, the memory stays mapped until the process ends. The
+/// driver would otherwise take the next mapping at this address for pinned memory.
 #[derive(Debug)]
 pub(super) struct Registrations {
     context: Context,
+    memory: Arc<SystemMemory>,
     /// Each chunk, in order.
     chunks: Vec<(HostAddress, ByteCount)>,
     chunk_length: ByteCount,
 }
 
 impl Registrations {
-    /// Creates an empty registration of a span, for chunks of `chunk_length`.
-    pub(super) fn none(context: &Context, chunk_length: ByteCount) -> Self {
-        Self { context: context.clone(), chunks: Vec::new(), chunk_length }
+    /// Creates an empty registration of memory, for chunks of `chunk_length`.
+    pub(super) fn none(
+        context: &Context,
+        memory: Arc<SystemMemory>,
+        chunk_length: ByteCount,
+    ) -> Self {
+        Self { context: context.clone(), memory, chunks: Vec::new(), chunk_length }
     }
 
-    /// Registers a span in chunks of `chunk_length`. Before each chunk, `go_on` gets the number of
+    /// Registers memory in chunks of `chunk_length`. Before each chunk, `go_on` gets the number of
     /// registered bytes and may stop the work with an error.
     ///
     /// # Errors
@@ -35,19 +47,20 @@ impl Registrations {
     ///
     /// # Safety
     ///
-    /// The span is mapped, and stays mapped until the value drops.
+    /// The span is the memory's.
     pub(super) unsafe fn new(
         context: &Context,
+        memory: Arc<SystemMemory>,
         (address, length): (HostAddress, ByteCount),
         chunk_length: ByteCount,
         go_on: impl Fn(ByteCount) -> Result<(), CudaError>,
     ) -> Result<Self, CudaError> {
         // On an error, dropping this value unregisters the chunks.
-        let mut registrations = Self::none(context, chunk_length);
+        let mut registrations = Self::none(context, memory, chunk_length);
         for (offset, bytes) in chunks(length, chunk_length) {
             go_on(offset)?;
             let Some(chunk) = address.checked_add(offset) else { break };
-            // SAFETY: the chunk is a part of the span, which the caller keeps mapped.
+            // SAFETY: the chunk is a part of the span, which is the memory's.
             unsafe { registrations.register(chunk, bytes) }?;
         }
         Ok(registrations)
@@ -61,7 +74,7 @@ impl Registrations {
     ///
     /// # Safety
     ///
-    /// The chunk is mapped, and stays mapped until the value drops.
+    /// The chunk is a part of the memory.
     pub(super) unsafe fn register(
         &mut self,
         chunk: HostAddress,
@@ -69,7 +82,7 @@ impl Registrations {
     ) -> Result<(), CudaError> {
         self.context.bound(|functions| {
             let (start, bytes) = (chunk.as_ptr().cast(), bytes.to_usize());
-            // SAFETY: the span is mapped until it is unregistered, as the caller promised.
+            // SAFETY: the memory, and so the chunk, is mapped until it is unregistered.
             let code =
                 unsafe { (functions.cuMemHostRegister_v2)(start, bytes, PORTABLE_AND_MAPPED) };
             check("cuMemHostRegister_v2", code)
@@ -105,13 +118,32 @@ impl Registrations {
 impl Drop for Registrations {
     fn drop(&mut self) {
         for &(chunk, bytes) in self.chunks.iter().rev() {
-            self.context.counters().registered.subtract(bytes);
-            self.context.bound_in_drop(|functions| {
+            let unregistered = self.context.bound(|functions| {
                 // SAFETY: it was registered here, and no copy uses it any more.
                 let code = unsafe { (functions.cuMemHostUnregister)(chunk.as_ptr().cast()) };
                 check("cuMemHostUnregister", code)
             });
+            match unregistered {
+                Err(error) if self.is_still_registered(&error) => {
+                    self.context.leak(Arc::clone(&self.memory), &error);
+                    continue;
+                }
+                Err(error) => self.context.note_failed_drop(&error),
+                Ok(()) => {}
+            }
+            self.context.counters().registered.subtract(bytes);
         }
+    }
+}
+
+impl Registrations {
+    /// Whether the driver may still use a chunk that it refused to unregister. It runs no more
+    /// copies for a lost context, after its end, or in a forked process.
+    fn is_still_registered(&self, error: &CudaError) -> bool {
+        let has_ended = matches!(error, CudaError::Forked)
+            || error.code() == Some(DriverCode::DEINITIALIZED)
+            || self.context.lost().is_some();
+        !has_ended
     }
 }
 

@@ -15,7 +15,7 @@ use terrane_core::{
 };
 use terrane_storage::{
     HugePages, NodeId, NumaPolicy, NumaTopology, Progress, ProgressEntry, StorageError,
-    SystemAllocator, SystemMemory,
+    SystemAllocator,
 };
 
 use crate::error::CudaError;
@@ -216,10 +216,11 @@ impl PinnedAllocator {
             let reason = Reason::Unsupported { by: "memory that is not the host's" };
             return Ok(Err((reason, entry)));
         };
-        let go_on = |ready| self.go_on(ready, length);
-        // SAFETY: the memory stays mapped until it drops, which is after the registrations.
+        let granted = memory.capabilities();
+        let (memory, go_on) = (Arc::new(memory), |ready| self.go_on(ready, length));
+        // SAFETY: the span is the memory's.
         let registered =
-            unsafe { Registrations::new(&self.context, (address, length), chunk, go_on) };
+            unsafe { Registrations::new(&self.context, memory, (address, length), chunk, go_on) };
         let registrations = match registered {
             Ok(registrations) => registrations,
             Err(CudaError::Driver { operation, code }) => {
@@ -228,12 +229,12 @@ impl PinnedAllocator {
             Err(error) => return Err(error),
         };
         entry.finish();
-        report.extend(memory.capabilities().outcomes().iter().cloned());
+        report.extend(granted.outcomes().iter().cloned());
         let requirement = self.options.registration;
         report.record(Capability::HostRegistration, requirement, CapabilityStatus::Granted);
         Ok(Ok(PinnedMemory {
             alias: registrations.device_alias(),
-            backing: Backing::Registered { registrations, _memory: Box::new(memory) },
+            backing: Backing::Registered(registrations),
             address,
             length,
             report: std::mem::take(report),
@@ -308,6 +309,10 @@ unsafe impl Allocate for PinnedAllocator {
 
 /// A region of pinned memory, initially zeroed. Its drop stops background work, if there is any,
 /// and waits for it. Then it unregisters the memory, and unmaps it.
+///
+/// If the driver refuses to unregister a part, all of the memory stays mapped until the process
+/// ends. The part counts as one of the [`failed_drops`](Context::failed_drops), and stays in
+/// [`ResourceUsage::registered`](crate::ResourceUsage::registered).
 #[derive(Debug)]
 pub struct PinnedMemory {
     backing: Backing,
@@ -320,11 +325,7 @@ pub struct PinnedMemory {
 #[derive(Debug)]
 enum Backing {
     Nothing,
-    Registered {
-        /// Declared before the memory, because fields drop in their order.
-        registrations: Registrations,
-        _memory: Box<SystemMemory>,
-    },
+    Registered(Registrations),
     /// Mapped memory, with its registration complete or in progress in the background.
     Rising(Rising),
     Driver {
@@ -345,7 +346,7 @@ impl PinnedMemory {
     #[must_use]
     pub const fn registration_length(&self) -> Option<ByteCount> {
         match &self.backing {
-            Backing::Registered { registrations, .. } => Some(registrations.chunk_length()),
+            Backing::Registered(registrations) => Some(registrations.chunk_length()),
             Backing::Rising(rising) => Some(rising.registration_length()),
             Backing::Nothing | Backing::Driver { .. } => None,
         }
@@ -359,7 +360,7 @@ impl PinnedMemory {
     pub fn usable_prefix(&self) -> ByteCount {
         match &self.backing {
             Backing::Rising(rising) => rising.bring_up().usable_prefix(),
-            Backing::Nothing | Backing::Registered { .. } | Backing::Driver { .. } => self.length,
+            Backing::Nothing | Backing::Registered(_) | Backing::Driver { .. } => self.length,
         }
     }
 }
@@ -382,7 +383,7 @@ unsafe impl Memory for PinnedMemory {
     fn device_alias(&self) -> Option<DeviceAddress> {
         match &self.backing {
             Backing::Rising(rising) => rising.device_alias(),
-            Backing::Nothing | Backing::Registered { .. } | Backing::Driver { .. } => self.alias,
+            Backing::Nothing | Backing::Registered(_) | Backing::Driver { .. } => self.alias,
         }
     }
 

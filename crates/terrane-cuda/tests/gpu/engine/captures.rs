@@ -1,59 +1,30 @@
 //! The caller's streams are captured into graphs during transfers.
 
 use std::error::Error as _;
-use std::ptr;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::sys;
 use terrane_core::ByteCount;
-use terrane_cuda::{Context, CopyPath, CudaError, DeviceEngineOptions, Event, Stream, Timing};
+use terrane_cuda::{
+    CopyPath, CudaError, DeviceEngine, DeviceEngineOptions, Event, PinnedAllocator, PinnedOptions,
+    Stream, Timing,
+};
 use terrane_layout::LayoutKind;
+use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::model::Image;
+use terrane_testkit::simulated_cuda::SimulatedCuda;
+use terrane_transfer::engines::{HostEngine, HostEngineOptions, RelayEngine, RelayOptions};
 use terrane_transfer::{
-    DEFAULT_SPIN, DeviceOrder, Endpoint, Transfer, TransferError, TransferManager,
+    CopyEngine, DEFAULT_SPIN, DeviceOrder, Endpoint, Transfer, TransferError, TransferManager,
 };
 
-use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config};
+use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, endpoint};
+use crate::captures::{Capture, bind, during_a_capture};
 use crate::needs::{LITTLE, device_with_kernels as device};
-
-/// A capture in the default mode, which other threads can invalidate.
-struct Capture<'a>(&'a Stream);
-
-impl<'a> Capture<'a> {
-    fn begin(stream: &'a Stream) -> Self {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
-        // SAFETY: the stream is alive.
-        let code = unsafe { sys::cuStreamBeginCapture_v2(stream.handle().cast(), mode) };
-        assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
-        Self(stream)
-    }
-
-    /// Ends the capture. Returns the graph, and the driver's code.
-    fn finish(self) -> (sys::CUgraph, sys::CUresult) {
-        let mut graph = ptr::null_mut();
-        // SAFETY: the stream is alive; one handle is written.
-        let code = unsafe { sys::cuStreamEndCapture(self.0.handle().cast(), &raw mut graph) };
-        (graph, code)
-    }
-
-    /// Fails if the capture was invalidated, or if other work became a part of it.
-    #[track_caller]
-    fn end(self) {
-        let (graph, code) = self.finish();
-        assert_eq!(code, sys::CUresult::CUDA_SUCCESS, "the capture was invalidated");
-        // SAFETY: the graph was created above.
-        let code = unsafe { sys::cuGraphDestroy(graph) };
-        assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
-    }
-}
-
-fn bind(context: &Context) {
-    let ordinal = usize::try_from(context.device().id.get()).unwrap();
-    cudarc::driver::CudaContext::new(ordinal).unwrap().bind_to_thread().unwrap();
-}
 
 /// While one thread captures, others submit and wait, by every path, with and without polling, in
 /// one part and in many. The capture and the transfers all complete.
@@ -138,6 +109,72 @@ fn an_order_that_is_captured_is_refused() {
         // After the capture, the same stream is a valid order.
         submit(&here, &there, after_stream).unwrap();
         submit(&there, &here, DeviceOrder::AlreadySynchronised).unwrap();
+    }
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+/// A relay allocates another slot during a transfer, on a thread of its own. It needs two slots,
+/// because the device has not begun the copy of the first.
+#[test]
+fn a_relay_allocates_slots_during_a_capture() {
+    let name = "a_relay_allocates_slots_during_a_capture";
+    let Some(context) = device(name, LITTLE) else { return };
+    let shape = config(32, 4, 16);
+    let options = DeviceEngineOptions::default();
+    let fixture = Fixture::new(&context, options.clone(), &[DEVICE]);
+    let cuda = Arc::new(DeviceEngine::new(&context, options).unwrap());
+    let host = Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
+    let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
+    let slots = RelayOptions { slots: 2, slot_bytes: ByteCount::kib(64) };
+    let relay = Arc::new(RelayEngine::new(cuda, host, pinned, &slots).unwrap());
+    let manager = TransferManager::new([relay.clone() as Arc<dyn CopyEngine>]);
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let system = SystemAllocator::new(SystemOptions::default());
+    let there = endpoint(&system, shape, LayoutKind::FullyContiguous);
+    let image = Image::scribble(&here, fixture.access(), 1);
+    let ids: Vec<u32> = (0..32).collect();
+    let mut expected = Image::of(&there, fixture.access());
+    expected.transfer(&image, &ids, &ids, 0..4);
+    during_a_capture(&context, || {
+        let transfer = ordered(Transfer::new(&here, &there), &here, &there);
+        end_of(manager.submit(transfer.blocks(&ids, &ids), ()).unwrap()).result.unwrap();
+    });
+    let slots = relay.slots();
+    assert_eq!((slots.held, slots.refused), (2, 0), "{slots}");
+    Image::of(&there, fixture.access()).assert_equals(&expected, "relay");
+    drop((manager, relay, fixture));
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+/// Changing the thread's mode costs two calls a submit, on every path and with an order.
+#[test]
+fn a_submit_changes_the_capture_mode_once() {
+    let name = "a_submit_changes_the_capture_mode_once";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find_or_skip(name) else { return };
+    let exchanges = || driver.calls(Some("cuThreadExchangeStreamCaptureMode"));
+    let shape = config(8, 4, 16);
+    let ids: Vec<u32> = (0..8).collect();
+    for path in [CopyPath::Direct, CopyPath::Staged, CopyPath::Batched, CopyPath::CopyEach] {
+        let options = DeviceEngineOptions { path: Some(path), ..DeviceEngineOptions::default() };
+        let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+        let manager = fixture.manager();
+        let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+        let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+        Image::scribble(&here, fixture.access(), 1);
+        let stream = Stream::new(&context).unwrap();
+        for order in [DeviceOrder::AlreadySynchronised, stream.order()] {
+            // The first submit finds out how the device reaches both ends.
+            for is_first in [true, false] {
+                let transfer = Transfer::new(&here, &there).blocks(&ids, &ids);
+                let transfer = transfer.device_order(order.clone());
+                let before = exchanges();
+                let completion = manager.submit(transfer, ()).unwrap();
+                let after = exchanges();
+                end_of(completion).result.unwrap();
+                assert!(is_first || after - before == 2, "{}: {}", path.name(), after - before);
+            }
+        }
     }
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
