@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use terrane_core::{Alignment, ByteCount, Requirement};
+use terrane_core::{Alignment, ByteCount, Durability, HostBytes, Requirement};
 use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout};
 use terrane_storage::{
     DiskAllocator, DiskOptions, IoBackend, IoQueueOptions, SystemAllocator, SystemOptions,
 };
-use terrane_testkit::conformance::copy_engine::{EngineFixture, check_copy_engine};
+use terrane_testkit::conformance::copy_engine::{EngineFixture, check_copy_engine, end_of};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::Pattern;
 use terrane_testkit::recorder::Journal;
@@ -237,6 +237,35 @@ fn the_disk_engine_conforms_when_everything_is_scarce() {
         bounce_buffers: 1,
     };
     check_copy_engine(&Disk::new(options, DiskOptions::default()));
+}
+
+/// While completions are handled, requests of other transfers may fill the queue.
+#[test]
+fn transfers_become_durable_although_the_queue_is_full() {
+    let queue = IoQueueOptions { depth: 4, ..IoQueueOptions::default() };
+    let options = DiskEngineOptions { queue, ..DiskEngineOptions::default() };
+    let manager = TransferManager::new([Arc::new(DiskEngine::new(&options).unwrap()) as _]);
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let shape =
+        || shape().num_blocks(512).num_layers(2).page_size(16).inner_dim(512).build().unwrap();
+    let file = endpoint_in(&files, shape(), CONTIGUOUS);
+    // The memory is not aligned for direct I/O, so its bytes pass through buffers.
+    let layer = usize::try_from(shape().total_bytes().get() / 2).unwrap();
+    let layers = (0..2).map(|_| HostBytes::from(vec![1_u8; layer]));
+    let memory = LayoutBuilder::new(shape()).kind(OUTER_FIRST).adopt_memory(layers);
+    let memory = Endpoint::new(memory.unregistered().build().unwrap()).unwrap();
+    for _ in 0..20 {
+        let submit = |first: u32| {
+            let blocks: Vec<u32> = (first..first + 1 + first / 8 % 8).collect();
+            let transfer = Transfer::new(&memory, &file).blocks(&blocks, &blocks);
+            manager.submit(transfer.durability(Durability::Data), ()).unwrap()
+        };
+        let completions: Vec<_> = (0..64).map(|number| submit(8 * number)).collect();
+        for completion in completions {
+            end_of(completion).result.unwrap();
+        }
+    }
 }
 
 /// With one thread. The guard of a third transfer blocks it until both are in its queue.

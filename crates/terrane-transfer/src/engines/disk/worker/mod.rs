@@ -40,6 +40,8 @@ pub(super) struct DiskWorker {
     operations: Slab<Operation>,
     /// Operations between files whose bytes have been read, and must be written.
     to_write: VecDeque<usize>,
+    /// Jobs that make a file durable once the queue has room.
+    to_finish: VecDeque<usize>,
     bounce: BounceBuffers,
     request_bytes: u64,
     rates: Arc<DiskRates>,
@@ -111,6 +113,7 @@ impl DiskWorker {
             summing: VecDeque::new(),
             operations: Slab::new(),
             to_write: VecDeque::new(),
+            to_finish: VecDeque::new(),
             bounce: BounceBuffers::new(request, options.bounce_buffers, queue.depth()),
             queue,
             request_bytes: request.get(),
@@ -181,6 +184,10 @@ impl DiskWorker {
     fn fill_queue(&mut self) {
         let mut blocked = 0;
         while self.queue.has_room() {
+            if let Some(key) = self.to_finish.pop_front() {
+                self.finish_if_done(key);
+                continue;
+            }
             if let Some(token) = self.to_write.pop_front() {
                 self.write_on(token);
                 continue;
@@ -328,6 +335,9 @@ impl DiskWorker {
         if active.failure.is_none() {
             if active.has_extents_left() {
                 return;
+            }
+            if !active.to_sync.is_empty() && !self.queue.has_room() {
+                return self.to_finish.push_back(key);
             }
             if let Some((file, durability)) = active.to_sync.pop() {
                 match self.sync(key, &file, durability) {
