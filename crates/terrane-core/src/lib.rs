@@ -53,6 +53,7 @@ mod capability;
 #[cfg(feature = "checksum")]
 pub mod checksum;
 pub mod convert;
+mod debug_fields;
 mod location;
 mod memory;
 pub mod metrics;
