@@ -11,7 +11,7 @@ pub(crate) mod width;
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::{Arc, OnceLock};
-use std::{fmt, ptr};
+use std::ptr;
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute};
 
@@ -270,13 +270,7 @@ fn pick(functions: &[CUfunction; 5], width: CopyWidth) -> CUfunction {
     }
 }
 
-impl fmt::Debug for Kernels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kernels")
-            .field("device", &self.context().device().id)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Kernels, |it| device: it.context().device().id);
 
 #[cfg(test)]
 mod tests {

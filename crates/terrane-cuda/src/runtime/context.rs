@@ -3,7 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::{fmt, ptr};
+use std::ptr;
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUpointer_attribute};
 use terrane_core::{ByteCount, DeviceAddress, DeviceId, Location, Span, StorageKind};
@@ -415,11 +415,4 @@ impl Drop for Pushed<'_> {
     }
 }
 
-impl fmt::Debug for Context {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context")
-            .field("device", &self.0.device.id)
-            .field("lost", &self.lost())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Context, |it| device: it.0.device.id, lost: it.lost());

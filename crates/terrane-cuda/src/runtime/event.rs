@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use std::{fmt, ptr, thread};
+use std::{ptr, thread};
 
 use cudarc::driver::sys::{CUevent, CUstream};
 use terrane_core::convert::to_u64;
@@ -340,15 +340,10 @@ impl Drop for BorrowedEvent {
     }
 }
 
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Event")
-            .field("handle", &self.0.raw.0)
-            .field("device", &self.0.context.device().id)
-            .field("kind", &self.0.kind)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Event, |it|
+    handle: it.0.raw.0,
+    device: it.0.context.device().id,
+    kind: it.0.kind);
 
 /// A driver event that its owner must destroy.
 #[derive(Clone, Copy)]

@@ -1,6 +1,5 @@
 //! The options of NIXL's calls.
 
-use std::fmt;
 
 /// Options that name only one backend, created once.
 pub(crate) struct BackendOptions(nixl_sys::OptArgs);
@@ -43,8 +42,4 @@ pub(super) fn notifying(
     Ok(options)
 }
 
-impl fmt::Debug for BackendOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BackendOptions").finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(BackendOptions);

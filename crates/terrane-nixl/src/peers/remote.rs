@@ -1,6 +1,5 @@
 //! Layouts in the memory of peers.
 
-use std::fmt;
 use std::sync::Arc;
 
 use terrane_core::{
@@ -164,17 +163,12 @@ impl RemoteLayout {
     }
 }
 
-impl fmt::Debug for RemoteLayout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteLayout")
-            .field("peer", &self.peer)
-            .field("agent", self.agent())
-            .field("geometry", &self.geometry().label())
-            .field("storage", &self.storage())
-            .field("fingerprint", &self.fingerprint())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(RemoteLayout, |it|
+    peer: it.peer,
+    agent: it.agent(),
+    geometry: it.geometry().label(),
+    storage: it.storage(),
+    fingerprint: it.fingerprint());
 
 /// A region of a peer.
 struct RemoteMemory {
@@ -205,11 +199,4 @@ unsafe impl Memory for RemoteMemory {
     }
 }
 
-impl fmt::Debug for RemoteMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteMemory")
-            .field("at", &self.at)
-            .field("length", &self.length)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(RemoteMemory, |it| at: it.at, length: it.length);

@@ -5,7 +5,6 @@
 //! descriptor in addition to its record. The pool has one set of descriptors for each class and label. They
 //! are in a CPU cache, and two words are passed in registers.
 
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
@@ -130,8 +129,4 @@ fn make<M: Memory>(cache: &SharedCache<M>, tag: Tag) -> ClassDescriptors<M> {
     all.map(descriptors).collect()
 }
 
-impl<M: Memory> fmt::Debug for Descriptors<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Descriptors").finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Descriptors<M: Memory>);

@@ -1,6 +1,5 @@
 //! Buffers that are freed together, when the streams that use them are done.
 
-use std::fmt;
 use std::mem::{self, ManuallyDrop};
 use std::time::Duration;
 
@@ -120,15 +119,9 @@ impl<A: Allocate> Drop for Lease<A> {
     }
 }
 
-impl<A: Allocate> fmt::Debug for Lease<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes: Result<ByteCount, _> = self.buffers.iter().map(Memory::length).collect();
-        f.debug_struct("Lease")
-            .field("buffers", &self.buffers.len())
-            .field("bytes", &bytes)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Lease<A: Allocate>, |it|
+    buffers: it.buffers.len(),
+    bytes: it.buffers.iter().map(Memory::length).collect::<Result<ByteCount, _>>());
 
 pub(super) fn try_reserve<T>(entries: &mut Vec<T>, additional: usize) -> Result<(), StagingError> {
     entries

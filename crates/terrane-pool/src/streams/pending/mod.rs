@@ -13,7 +13,6 @@
 
 mod table;
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -322,14 +321,9 @@ impl<B: PendingBlock> Drop for Recording<'_, B> {
     }
 }
 
-impl<B: PendingBlock> fmt::Debug for PendingFrees<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingFrees")
-            .field("source", &self.source)
-            .field("bytes", &ByteCount::new(self.bytes()))
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(PendingFrees<B: PendingBlock>, |it|
+    source: it.source,
+    bytes: ByteCount::new(it.bytes()));
 
 #[cfg(test)]
 #[cfg(not(loom))]

@@ -1,6 +1,5 @@
 //! One prepared list.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -94,14 +93,9 @@ impl PreparedList {
     }
 }
 
-impl fmt::Debug for PreparedList {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PreparedList")
-            .field("pieces", &self.index.count())
-            .field("generation", &self.generation)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(PreparedList, |it|
+    pieces: it.index.count(),
+    generation: it.generation);
 
 /// All pieces of an end, in the order of their indices.
 fn all_pieces(
