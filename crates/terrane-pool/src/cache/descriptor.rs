@@ -34,14 +34,6 @@ pub(crate) struct BlockDescriptor<M: Memory> {
     pub(crate) is: BlockUse,
 }
 
-impl<M: Memory> Clone for BlockDescriptor<M> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<M: Memory> Copy for BlockDescriptor<M> {}
-
 // SAFETY: the pointer is used only as a shared reference, and all threads may use a shared cache.
 unsafe impl<M: Memory> Send for BlockDescriptor<M> {}
 

@@ -101,15 +101,11 @@ impl<'cache, M: Memory> SweepGuard<'cache, M> {
     /// Empties all stream magazines. The blocks no longer count to the limit.
     fn drain_streams(&mut self) -> Vec<Block<M>> {
         let (mut records, mut credit) = (Vec::new(), 0);
-        let weight = |class| self.cache.weight(class);
-        for thread_cache in self.threads() {
-            let work = |magazines: &mut ThreadMagazines<Block<M>>| {
-                magazines.drain_stream_into(&mut records, weight)
-            };
-            // SAFETY: as in `for_each`.
-            credit += unsafe { thread_cache.sweep(work) };
-        }
-        self.cache.limit.release(credit);
+        let cache = self.cache;
+        self.for_each(|magazines| {
+            credit += magazines.drain_stream_into(&mut records, |class| cache.weight(class));
+        });
+        cache.limit.release(credit);
         records
     }
 }

@@ -136,7 +136,7 @@ impl<B> ThreadCache<B> {
     ///
     /// The caller holds the pool's sweeping lock. It has called [`close`](Self::close), then
     /// [`membarrier::heavy`], then [`wait`](Self::wait).
-    pub(crate) unsafe fn sweep<R>(&self, work: impl FnOnce(&mut ThreadMagazines<B>) -> R) -> R {
+    pub(crate) unsafe fn sweep(&self, work: impl FnOnce(&mut ThreadMagazines<B>)) {
         self.magazines.with_mut(|magazines| {
             // SAFETY: the caller promises that the owner has left and cannot enter.
             work(unsafe { &mut *magazines })

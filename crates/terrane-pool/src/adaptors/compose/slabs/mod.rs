@@ -159,11 +159,11 @@ impl<A: Allocate> Slabs<A> {
         }
         let table = self.shared.table.lock();
         SlabUsage {
-            slabs: table.slabs(),
+            slabs: table.slabs,
             held: ByteCount::new(self.shared.account.held()),
             peak_held: ByteCount::new(self.shared.account.peak()),
-            blocks: table.blocks(),
-            in_use: ByteCount::new(table.bytes()),
+            blocks: table.blocks,
+            in_use: ByteCount::new(table.bytes),
         }
     }
 
