@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::{fmt, ptr};
 
-use crate::driver::Driver;
+use crate::driver::functions;
 
 /// A code of the CUDA driver. Zero is success.
 ///
@@ -65,7 +65,7 @@ impl DriverCode {
     /// The driver's name for the code, if the driver is loaded and knows it.
     #[must_use]
     pub fn name(self) -> Option<&'static str> {
-        let look_up = Driver::if_loaded()?.functions().cuGetErrorName?;
+        let look_up = functions::loaded()?.cuGetErrorName?;
         let mut name = ptr::null();
         // SAFETY: the function only writes a pointer to a constant of the driver, or null.
         let code = unsafe { look_up(self.0, &raw mut name) };

@@ -10,12 +10,12 @@ pub(crate) mod transpose;
 pub(crate) mod width;
 
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::{Arc, OnceLock};
 use std::ptr;
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute};
 
-use crate::error::{CudaError, check};
+use crate::error::CudaError;
 use crate::kernels::module::Module;
 use crate::kernels::schedule::{BLOCK_THREADS, GridSchedule};
 use crate::kernels::sums::SumKernels;
@@ -200,9 +200,7 @@ impl Kernels {
             let mut value: c_int = 0;
             self.context().bound(|functions| {
                 // SAFETY: the function belongs to a loaded module, and one number is written.
-                let code =
-                    unsafe { (functions.cuFuncGetAttribute)(&raw mut value, attribute, function) };
-                check("cuFuncGetAttribute", code)
+                unsafe { functions.cuFuncGetAttribute(&raw mut value, attribute, function) }
             })?;
             Ok::<u32, CudaError>(u32::try_from(value).unwrap_or(0))
         };
@@ -239,8 +237,8 @@ impl Kernels {
         self.context().bound(|functions| {
             // SAFETY: function and stream belong to this context. The driver copies the parameters
             // before it returns. The caller guarantees the rest.
-            let code = unsafe {
-                (functions.cuLaunchKernel)(
+            unsafe {
+                functions.cuLaunchKernel(
                     function,
                     blocks,
                     1,
@@ -253,8 +251,7 @@ impl Kernels {
                     parameters,
                     ptr::null_mut(),
                 )
-            };
-            check("cuLaunchKernel", code)
+            }
         })
     }
 }

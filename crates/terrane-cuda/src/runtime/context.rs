@@ -1,9 +1,9 @@
 //! A device's primary context, bound for each call.
 
 use std::mem::ManuallyDrop;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::ptr;
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUpointer_attribute};
 use terrane_core::{ByteCount, DeviceAddress, DeviceId, Location, Span, StorageKind};
@@ -63,8 +63,7 @@ impl Context {
         let handle = device::handle(driver, device.id)?;
         let mut raw = ptr::null_mut();
         // SAFETY: the function writes one handle, and checks the device.
-        let code = unsafe { (driver.functions().cuDevicePrimaryCtxRetain)(&raw mut raw, handle) };
-        check("cuDevicePrimaryCtxRetain", code)?;
+        unsafe { driver.functions().cuDevicePrimaryCtxRetain(&raw mut raw, handle) }?;
         Ok(Self(Arc::new(Shared {
             driver,
             device,
@@ -104,8 +103,7 @@ impl Context {
         let (mut free, mut total) = (0, 0);
         self.bound(|functions| {
             // SAFETY: the function writes two numbers.
-            let code = unsafe { (functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
-            check("cuMemGetInfo_v2", code)
+            unsafe { functions.cuMemGetInfo_v2(&raw mut free, &raw mut total) }
         })?;
         Ok((ByteCount::from_usize(free), ByteCount::from_usize(total)))
     }
@@ -259,8 +257,7 @@ impl Context {
         self.bound(|functions| {
             let to = (&raw mut value).cast();
             // SAFETY: the function writes at most eight bytes, and checks the address.
-            let code = unsafe { (functions.cuPointerGetAttribute)(to, attribute, address.get()) };
-            check("cuPointerGetAttribute", code)
+            unsafe { functions.cuPointerGetAttribute(to, attribute, address.get()) }
         })?;
         Ok(value)
     }
@@ -308,15 +305,14 @@ impl Context {
         /// effect.
         const ALREADY: u32 = 704;
         let functions = self.0.driver.functions();
-        let (Some(can), Some(enable)) =
+        let (Some(_), Some(enable)) =
             (functions.cuDeviceCanAccessPeer, functions.cuCtxEnablePeerAccess)
         else {
             return Ok(false);
         };
         let mut answer = 0;
         // SAFETY: one number is written, and the devices exist.
-        let code = unsafe { can(&raw mut answer, self.0.handle, peer.0.handle) };
-        check("cuDeviceCanAccessPeer", code)?;
+        unsafe { functions.cuDeviceCanAccessPeer(&raw mut answer, self.0.handle, peer.0.handle) }?;
         if answer == 0 {
             return Ok(false);
         }
@@ -349,12 +345,12 @@ impl Shared {
         let functions = self.driver.functions();
         let mut current = ptr::null_mut();
         // SAFETY: the function writes one handle.
-        check("cuCtxGetCurrent", unsafe { (functions.cuCtxGetCurrent)(&raw mut current) })?;
+        unsafe { functions.cuCtxGetCurrent(&raw mut current) }?;
         if current == self.raw {
             return call(functions);
         }
         // SAFETY: the context is retained for as long as this value lives.
-        check("cuCtxPushCurrent_v2", unsafe { (functions.cuCtxPushCurrent_v2)(self.raw) })?;
+        unsafe { functions.cuCtxPushCurrent_v2(self.raw) }?;
         let _pushed = Pushed { functions, failed_drops: &self.failed_drops };
         call(functions)
     }
@@ -376,8 +372,8 @@ impl Drop for Shared {
             note_failed_drop(self, &error);
         }
         // SAFETY: this value retained it once, when it was created.
-        let code = unsafe { (self.driver.functions().cuDevicePrimaryCtxRelease_v2)(self.handle) };
-        if let Err(error) = check("cuDevicePrimaryCtxRelease_v2", code) {
+        let released = unsafe { self.driver.functions().cuDevicePrimaryCtxRelease_v2(self.handle) };
+        if let Err(error) = released {
             note_failed_drop(self, &error);
         }
     }
@@ -407,8 +403,7 @@ impl Drop for Pushed<'_> {
         let mut popped = ptr::null_mut();
         // SAFETY: the function writes one handle. Pushes and pops are balanced, so the popped
         // context is the pushed one.
-        let code = unsafe { (self.functions.cuCtxPopCurrent_v2)(&raw mut popped) };
-        if check("cuCtxPopCurrent_v2", code).is_err() {
+        if unsafe { self.functions.cuCtxPopCurrent_v2(&raw mut popped) }.is_err() {
             // The failure is only counted: callers have locks under which no foreign code may run.
             self.failed_drops.fetch_add(1, Ordering::Relaxed);
         }

@@ -141,7 +141,7 @@ pub(crate) fn handle(driver: Driver, id: DeviceId) -> Result<CUdevice, CudaError
     let mut device = 0;
     let ordinal = c_int::try_from(id.get()).unwrap_or(c_int::MAX);
     // SAFETY: the function writes one number, and checks the ordinal.
-    check("cuDeviceGet", unsafe { (driver.functions().cuDeviceGet)(&raw mut device, ordinal) })?;
+    unsafe { driver.functions().cuDeviceGet(&raw mut device, ordinal) }?;
     Ok(device)
 }
 
@@ -152,16 +152,14 @@ fn attribute(
 ) -> Result<u32, CudaError> {
     let mut value = 0;
     // SAFETY: the function writes one number, and checks the attribute and the device.
-    let code = unsafe { (functions.cuDeviceGetAttribute)(&raw mut value, which, device) };
-    check("cuDeviceGetAttribute", code)?;
+    unsafe { functions.cuDeviceGetAttribute(&raw mut value, which, device) }?;
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
 fn total_memory(functions: &Functions, device: CUdevice) -> Result<ByteCount, CudaError> {
     let mut bytes = 0;
     // SAFETY: the function writes one number, and checks the device.
-    let code = unsafe { (functions.cuDeviceTotalMem_v2)(&raw mut bytes, device) };
-    check("cuDeviceTotalMem_v2", code)?;
+    unsafe { functions.cuDeviceTotalMem_v2(&raw mut bytes, device) }?;
     Ok(ByteCount::from_usize(bytes))
 }
 

@@ -13,7 +13,7 @@ use terrane_core::sync::{lock, unpoisoned};
 use terrane_core::{ByteCount, DeviceId};
 
 use crate::driver::functions::Functions;
-use crate::error::{CudaError, check, check_ready};
+use crate::error::{CudaError, check_ready};
 use crate::runtime::context::Context;
 use crate::runtime::stream::{Stream, of_this_thread};
 
@@ -146,7 +146,7 @@ impl Event {
     fn record_on(&self, stream: CUstream) -> Result<(), CudaError> {
         self.0.context.bound(|functions| {
             // SAFETY: event and stream are alive, and of one context, which is current.
-            check("cuEventRecord", unsafe { (functions.cuEventRecord)(self.0.raw.0, stream) })
+            unsafe { functions.cuEventRecord(self.0.raw.0, stream) }
         })?;
         self.0.state.store(RECORDED, Ordering::SeqCst);
         Ok(())
@@ -165,8 +165,7 @@ impl Event {
         }
         context.bound(|functions| {
             // SAFETY: the event is alive, and the context of the stream is current.
-            let code = unsafe { (functions.cuStreamWaitEvent)(of_this_thread(), self.0.raw.0, 0) };
-            check("cuStreamWaitEvent", code)
+            unsafe { functions.cuStreamWaitEvent(of_this_thread(), self.0.raw.0, 0) }
         })
     }
 
@@ -208,10 +207,8 @@ impl Event {
         if !self.is_outstanding()? {
             return Ok(());
         }
-        self.0.context.bound(|functions| {
-            // SAFETY: the event is alive.
-            check("cuEventSynchronize", unsafe { (functions.cuEventSynchronize)(self.0.raw.0) })
-        })
+        // SAFETY: the event is alive.
+        self.0.context.bound(|functions| unsafe { functions.cuEventSynchronize(self.0.raw.0) })
     }
 
     /// Blocks until all work before the mark has run, or `timeout` has passed. Returns whether the
@@ -267,10 +264,9 @@ impl Event {
         let mut milliseconds = 0_f32;
         self.0.context.bound(|functions| {
             // SAFETY: both events are alive; one number is written.
-            let code = unsafe {
-                (functions.cuEventElapsedTime)(&raw mut milliseconds, earlier.0.raw.0, self.0.raw.0)
-            };
-            check("cuEventElapsedTime", code)
+            unsafe {
+                functions.cuEventElapsedTime(&raw mut milliseconds, earlier.0.raw.0, self.0.raw.0)
+            }
         })?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
     }
@@ -317,10 +313,6 @@ impl Event {
         self.0.state.store(BROKEN, Ordering::SeqCst);
     }
 
-    pub(crate) fn raw(&self) -> CUevent {
-        self.0.raw.0
-    }
-
     pub(crate) fn shared(&self) -> &Arc<BorrowedEvent> {
         &self.0
     }
@@ -362,10 +354,8 @@ impl RawEvent {
             EventKind::Queried => DISABLE_TIMING,
         };
         let mut raw = ptr::null_mut();
-        context.bound(|functions| {
-            // SAFETY: the function writes one handle.
-            check("cuEventCreate", unsafe { (functions.cuEventCreate)(&raw mut raw, flags) })
-        })?;
+        // SAFETY: the function writes one handle.
+        context.bound(|functions| unsafe { functions.cuEventCreate(&raw mut raw, flags) })?;
         context.counters().events_created.fetch_add(1, Ordering::Relaxed);
         context.counters().events.add(ByteCount::ZERO);
         Ok(Self(raw))
@@ -375,7 +365,7 @@ impl RawEvent {
     pub(crate) fn destroy(self, functions: &Functions) -> Result<(), CudaError> {
         // SAFETY: an event is destroyed when its context ends, or when the context has enough idle
         // events. In both cases its last user has returned it.
-        check("cuEventDestroy_v2", unsafe { (functions.cuEventDestroy_v2)(self.0) })
+        unsafe { functions.cuEventDestroy_v2(self.0) }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use terrane_core::{Alignment, ByteCount, DeviceAddress, HostAddress};
 
-use crate::error::{CudaError, check};
+use crate::error::CudaError;
 use crate::memory::pinned::options::LARGEST_REGISTRATION;
 use crate::runtime::context::Context;
 
@@ -70,9 +70,7 @@ impl Registrations {
         self.context.bound(|functions| {
             let (start, bytes) = (chunk.as_ptr().cast(), bytes.to_usize());
             // SAFETY: the span is mapped until it is unregistered, as the caller promised.
-            let code =
-                unsafe { (functions.cuMemHostRegister_v2)(start, bytes, PORTABLE_AND_MAPPED) };
-            check("cuMemHostRegister_v2", code)
+            unsafe { functions.cuMemHostRegister_v2(start, bytes, PORTABLE_AND_MAPPED) }
         })?;
         self.context.counters().registered.add(bytes);
         self.chunks.push((chunk, bytes));
@@ -108,8 +106,7 @@ impl Drop for Registrations {
             self.context.counters().registered.subtract(bytes);
             self.context.bound_in_drop(|functions| {
                 // SAFETY: it was registered here, and no copy uses it any more.
-                let code = unsafe { (functions.cuMemHostUnregister)(chunk.as_ptr().cast()) };
-                check("cuMemHostUnregister", code)
+                unsafe { functions.cuMemHostUnregister(chunk.as_ptr().cast()) }
             });
         }
     }
@@ -128,8 +125,7 @@ pub(crate) fn device_pointer(
     context.bound(|functions| {
         let host = address.as_ptr().cast();
         // SAFETY: one address is written, and the host's address is checked.
-        let code = unsafe { (functions.cuMemHostGetDevicePointer_v2)(&raw mut pointer, host, 0) };
-        check("cuMemHostGetDevicePointer_v2", code)
+        unsafe { functions.cuMemHostGetDevicePointer_v2(&raw mut pointer, host, 0) }
     })?;
     Ok(DeviceAddress::new(pointer))
 }
