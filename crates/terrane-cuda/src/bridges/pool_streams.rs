@@ -48,10 +48,7 @@ impl CudaStreams {
     ///
     /// [`CudaError::WrongContext`] if the stream belongs to another device; [`CudaError::Forked`].
     pub fn add(&self, stream: Stream) -> Result<StreamId, CudaError> {
-        if !self.0.context.same(stream.context()) {
-            let device = self.0.context.device().id;
-            return Err(CudaError::WrongContext { what: "stream", device });
-        }
+        self.0.context.check_stream(&stream)?;
         self.0.context.driver().check_process()?;
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = StreamId::new(NEXT.fetch_add(1, Ordering::Relaxed));

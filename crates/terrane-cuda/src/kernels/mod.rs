@@ -213,10 +213,7 @@ impl Kernels {
     }
 
     fn check_launch(&self, stream: &Stream, thread_blocks: u32) -> Result<(), CudaError> {
-        if !stream.context().same(self.context()) {
-            let device = self.context().device().id;
-            return Err(CudaError::WrongContext { what: "stream", device });
-        }
+        self.context().check_stream(stream)?;
         if thread_blocks == 0 {
             return Err(CudaError::NoThreadBlocks);
         }

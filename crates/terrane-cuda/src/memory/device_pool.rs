@@ -156,7 +156,7 @@ impl DevicePool {
         stream: &Stream,
         request: &RegionRequest,
     ) -> Result<OrderedMemory, CudaError> {
-        self.0.check_stream(stream)?;
+        self.0.context.check_stream(stream)?;
         self.take(stream, request).map(OrderedMemory)
     }
 
@@ -183,14 +183,6 @@ impl DevicePool {
 }
 
 impl Pool {
-    /// Refuses a stream of another context.
-    fn check_stream(&self, stream: &Stream) -> Result<(), CudaError> {
-        if self.context.same(stream.context()) {
-            return Ok(());
-        }
-        Err(CudaError::WrongContext { what: "stream", device: self.context.device().id })
-    }
-
     fn allocate(&self, bytes: ByteCount, stream: &Stream) -> Result<u64, CudaError> {
         let mut address = 0;
         self.context.bound(|functions| {
@@ -355,7 +347,7 @@ impl OrderedMemory {
     /// [`CudaError::WrongContext`] if that stream belongs to another device. The memory is then
     /// freed on its own stream.
     pub fn free_on(mut self, stream: &Stream) -> Result<(), CudaError> {
-        self.0.pool.check_stream(stream)?;
+        self.0.pool.context.check_stream(stream)?;
         self.0.stream = stream.clone();
         Ok(())
     }

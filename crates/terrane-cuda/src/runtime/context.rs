@@ -14,6 +14,7 @@ use crate::driver::functions::Functions;
 use crate::error::{CudaError, check};
 use crate::runtime::device::{self, Device};
 use crate::runtime::event::IdleEvents;
+use crate::runtime::stream::Stream;
 use crate::runtime::usage::{Counters, ResourceUsage};
 
 /// The primary context of one device. The CUDA runtime, `cudarc` and PyTorch use the same context,
@@ -333,6 +334,19 @@ impl Context {
     /// Whether both are the same context.
     pub(crate) fn same(&self, other: &Self) -> bool {
         self.0.raw == other.0.raw
+    }
+
+    /// Refuses a stream of another context.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::WrongContext`].
+    #[inline]
+    pub(crate) fn check_stream(&self, stream: &Stream) -> Result<(), CudaError> {
+        if self.same(stream.context()) {
+            return Ok(());
+        }
+        Err(CudaError::WrongContext { what: "stream", device: self.device().id })
     }
 }
 

@@ -124,10 +124,7 @@ impl Event {
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // Set before the call: a concurrent query must not report that all work has run.
         self.0.state.store(BROKEN, Ordering::SeqCst);
-        if !self.0.context.same(stream.context()) {
-            let device = self.0.context.device().id;
-            return Err(CudaError::WrongContext { what: "stream", device });
-        }
+        self.0.context.check_stream(stream)?;
         self.record_on(stream.raw())
     }
 
