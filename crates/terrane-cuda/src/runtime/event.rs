@@ -366,22 +366,13 @@ impl RawEvent {
     }
 }
 
-/// The idle events of a context.
+/// The idle events of a context, by their kind.
 #[derive(Default)]
-pub(crate) struct IdleEvents {
-    waited: Mutex<Vec<RawEvent>>,
-    timed: Mutex<Vec<RawEvent>>,
-    queried: Mutex<Vec<RawEvent>>,
-}
+pub(crate) struct IdleEvents([Mutex<Vec<RawEvent>>; 3]);
 
 impl IdleEvents {
     fn of(&self, kind: EventKind) -> MutexGuard<'_, Vec<RawEvent>> {
-        let idle = match kind {
-            EventKind::Waited => &self.waited,
-            EventKind::Timed => &self.timed,
-            EventKind::Queried => &self.queried,
-        };
-        lock(idle)
+        lock(&self.0[kind as usize])
     }
 
     fn take(&self, kind: EventKind) -> Option<RawEvent> {
@@ -399,14 +390,11 @@ impl IdleEvents {
     }
 
     pub(crate) fn count(&self) -> u64 {
-        let kinds = [EventKind::Waited, EventKind::Timed, EventKind::Queried];
-        to_u64(kinds.map(|kind| self.of(kind).len()).iter().sum())
+        to_u64(self.0.iter().map(|idle| lock(idle).len()).sum())
     }
 
     /// Takes all events, for the context's end.
     pub(crate) fn take_all(&mut self) -> Vec<RawEvent> {
-        let kinds = [&mut self.waited, &mut self.timed, &mut self.queried];
-        let lists = kinds.map(|idle| unpoisoned(idle.get_mut()));
-        lists.into_iter().flat_map(std::mem::take).collect()
+        self.0.iter_mut().flat_map(|idle| std::mem::take(unpoisoned(idle.get_mut()))).collect()
     }
 }
