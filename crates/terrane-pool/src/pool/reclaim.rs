@@ -70,11 +70,7 @@ pub(super) type Found<A> = Result<Block<<A as Allocate>::Memory>, AllocateError>
 impl<A: Allocate> Pool<A> {
     /// Returns the result of `fetch`, counted as live. If the upstream is exhausted, returns the
     /// result of the reclaim instead.
-    pub(crate) fn or_reclaim(
-        &self,
-        wanted: Wanted<'_>,
-        fetch: impl Fn() -> Found<A>,
-    ) -> Found<A> {
+    pub(crate) fn or_reclaim(&self, wanted: Wanted<'_>, fetch: impl Fn() -> Found<A>) -> Found<A> {
         let fetch = || fetch().inspect(|record| self.cache.count(wanted.tag, record.granted, true));
         match fetch() {
             Err(refusal) if refusal.is_exhaustion() => {

@@ -75,7 +75,11 @@ impl<A: Allocate> Lease<A> {
     /// Waits until no stream uses the buffers any more, after [`submitted`](Self::submitted).
     pub(super) fn wait(&mut self, timeout: Duration) -> Result<(), StagingError> {
         let fences = self.area.deferred().fences();
-        if self.marks.wait(fences, deadline_after(timeout))? { Ok(()) } else { Err(StagingError::TimedOut { waited: timeout }) }
+        if self.marks.wait(fences, deadline_after(timeout))? {
+            Ok(())
+        } else {
+            Err(StagingError::TimedOut { waited: timeout })
+        }
     }
 }
 
