@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use terrane_core::{
-    AgentName, BackendName, BackendOutcome, ByteCount, Location, Memory, PeerId,
-    RegistrationRecord, RemoteAddress, Span, StorageKind,
+    AgentName, BackendName, BackendOutcome, ForeignMemory, Location, PeerId, RegistrationRecord,
+    RemoteAddress, Span, StorageKind,
 };
 use terrane_layout::{Geometry, LayoutBuilder, LayoutError, LayoutFingerprint};
 use terrane_transfer::Endpoint;
@@ -51,28 +51,24 @@ impl RemoteLayout {
     ) -> Result<Self, LayoutError> {
         let described = Arc::clone(described);
         let lease = Arc::new(lease);
-        let memory = described.regions().iter().map(|region| RemoteMemory {
-            at: RemoteAddress { peer, space: region.space(), address: region.address() },
-            length: region.length(),
-            record: RegistrationRecord {
-                agent: described.agent().clone(),
-                span: Span {
-                    kind: StorageKind::Remote(peer),
-                    location: Location::Remote(RemoteAddress {
-                        peer,
-                        space: region.space(),
-                        address: region.address(),
-                    }),
-                    length: region.length(),
-                },
-                backends: region
-                    .backends()
-                    .iter()
-                    .filter(|backend| usable.contains(backend))
-                    .map(|backend| BackendOutcome { backend: backend.clone(), refusal: None })
-                    .collect(),
-            },
-            _lease: Arc::clone(&lease),
+        let memory = described.regions().iter().map(|region| {
+            let at = RemoteAddress { peer, space: region.space(), address: region.address() };
+            let (kind, location) = (StorageKind::Remote(peer), Location::Remote(at));
+            let span = Span { kind, location, length: region.length() };
+            // The peer's claim about its registration, with the backends by which this agent
+            // reaches it.
+            let reached = region.backends().iter().filter(|backend| usable.contains(backend));
+            let accepted = |backend: &BackendName| BackendOutcome {
+                backend: backend.clone(),
+                refusal: None,
+            };
+            let backends = reached.map(accepted).collect();
+            let record = RegistrationRecord { agent: described.agent().clone(), span, backends };
+            // SAFETY: the span is constant, and no code in this process dereferences its address.
+            let memory = unsafe { ForeignMemory::new(span, Arc::clone(&lease)) };
+            // SAFETY: the peer states that it has registered the span, and the metadata that NIXL
+            // has loaded proves that.
+            unsafe { memory.with_registration(record) }
         });
         let layout = LayoutBuilder::from_geometry(described.geometry().clone())
             .adopt_memory(memory)
@@ -169,34 +165,3 @@ terrane_core::debug_fields!(RemoteLayout, |it|
     geometry: it.geometry().label(),
     storage: it.storage(),
     fingerprint: it.fingerprint());
-
-/// A region of a peer.
-struct RemoteMemory {
-    at: RemoteAddress,
-    length: ByteCount,
-    /// The peer's claim about its registration, with the backends by which this agent reaches it.
-    record: RegistrationRecord,
-    _lease: Arc<Lease>,
-}
-
-// SAFETY: every method returns a constant. The peer states that it has registered the span, and the
-// metadata that NIXL has loaded proves that. No code in this process dereferences the address.
-unsafe impl Memory for RemoteMemory {
-    fn kind(&self) -> StorageKind {
-        StorageKind::Remote(self.at.peer)
-    }
-
-    fn location(&self) -> Location {
-        Location::Remote(self.at)
-    }
-
-    fn length(&self) -> ByteCount {
-        self.length
-    }
-
-    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
-        visit(&self.record);
-    }
-}
-
-terrane_core::debug_fields!(RemoteMemory, |it| at: it.at, length: it.length);
