@@ -14,7 +14,7 @@ use crate::bindings::memory_type::MemoryType;
 use crate::bindings::status::Status;
 use crate::bindings::without_tracing::without_tracing;
 use crate::error::NixlError;
-use crate::probe::NixlInstallation;
+use crate::probe::{NixlInstallation, plugins};
 
 /// The backends that exclude each other: an agent can have only one of them.
 const EXCLUSIVE: [&str; 2] = ["GDS", "GDS_MT"];
@@ -166,7 +166,7 @@ fn available(
     agent: &nixl_sys::Agent,
     installation: &NixlInstallation,
 ) -> Result<Vec<BackendName>, NixlError> {
-    if !installation.plugin_names_are_text() {
+    if !plugins::names_are_text(installation.plugin_directory()) {
         // The bindings panic on such a name.
         return Ok(installation.plugins().iter().map(|plugin| plugin.name().clone()).collect());
     }

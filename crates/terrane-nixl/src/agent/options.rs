@@ -1,6 +1,5 @@
 //! The options of NIXL's calls.
 
-
 /// Options that name only one backend, created once.
 pub(crate) struct BackendOptions(nixl_sys::OptArgs);
 

@@ -58,10 +58,8 @@ impl RemoteLayout {
             // The peer's claim about its registration, with the backends by which this agent
             // reaches it.
             let reached = region.backends().iter().filter(|backend| usable.contains(backend));
-            let accepted = |backend: &BackendName| BackendOutcome {
-                backend: backend.clone(),
-                refusal: None,
-            };
+            let accepted =
+                |backend: &BackendName| BackendOutcome { backend: backend.clone(), refusal: None };
             let backends = reached.map(accepted).collect();
             let record = RegistrationRecord { agent: described.agent().clone(), span, backends };
             // SAFETY: the span is constant, and no code in this process dereferences its address.

@@ -111,9 +111,10 @@ impl Agent {
         let described = &checked.described;
         let name = || described.agent().clone();
         let peer = Arc::clone(&known.peer);
+        let changed = |change| ImportError::PeerChanged { peer: name(), change };
         let busy = |transfers| ImportError::PeerBusy { peer: peer.name.clone(), transfers };
         if *known.connection != *checked.parts.connection {
-            return Err(ImportError::PeerChanged { peer: name(), change: PeerChange::Connection });
+            return Err(changed(PeerChange::Connection));
         }
         let state = peer.state();
         if state.forgotten || state.poisoned {
@@ -129,10 +130,7 @@ impl Agent {
         let keys = &checked.keys;
         // NIXL can drop unused keys, as below.
         if known.contradicts(keys) && !known.is_stale(keys, known.live_layouts()) {
-            return Err(ImportError::PeerChanged {
-                peer: name(),
-                change: PeerChange::Registration,
-            });
+            return Err(changed(PeerChange::Registration));
         }
         if let Some((endpoint, described)) = known.find(described) {
             return Ok(RemoteLayout::from_parts(endpoint, peer.id, described));
@@ -148,10 +146,7 @@ impl Agent {
             }
         }
         if known.contradicts(keys) {
-            return Err(ImportError::PeerChanged {
-                peer: name(),
-                change: PeerChange::Registration,
-            });
+            return Err(changed(PeerChange::Registration));
         }
         if !checked.is_checked || !known.has_all(keys) {
             // If NIXL refuses keys, it drops all its data of the peer. It then no longer reports
