@@ -3,7 +3,7 @@
 //! A mutex is poisoned when a thread panics while it holds the lock. Terrane's guarded values are
 //! consistent at any time, so other threads can continue to use them.
 
-use std::sync::{LockResult, Mutex, MutexGuard, PoisonError};
+use std::sync::{LockResult, Mutex, MutexGuard, PoisonError, TryLockError, TryLockResult};
 
 /// Locks `mutex`, poisoned or not.
 ///
@@ -27,6 +27,16 @@ pub fn unpoisoned<T>(result: LockResult<T>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns the guard of an attempt to lock, poisoned or not; `None` if another thread holds the lock.
+#[inline]
+pub fn attempted<T>(result: TryLockResult<T>) -> Option<T> {
+    match result {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,7 +52,11 @@ mod tests {
             thread.join()
         });
         assert!(panicked.is_err() && mutex.is_poisoned());
-        assert_eq!(*lock(&mutex), 7);
+        let guard = lock(&mutex);
+        assert_eq!(*guard, 7);
+        assert!(attempted(mutex.try_lock()).is_none());
+        drop(guard);
+        assert_eq!(attempted(mutex.try_lock()).as_deref(), Some(&7));
         assert_eq!(unpoisoned(mutex.into_inner()), 7);
     }
 }

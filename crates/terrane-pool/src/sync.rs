@@ -10,7 +10,7 @@ use base::sync::Mutex as RawMutex;
 pub(crate) use base::sync::MutexGuard;
 pub(crate) use base::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 pub(crate) use base::thread::yield_now;
-use terrane_core::sync::unpoisoned;
+use terrane_core::sync::{attempted, unpoisoned};
 
 /// A mutex whose data stays consistent when a holder panics, so poisoning is ignored.
 #[derive(Debug)]
@@ -30,11 +30,7 @@ impl<T> Mutex<T> {
     }
 
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        match self.0.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(std::sync::TryLockError::Poisoned(poison)) => Some(poison.into_inner()),
-            Err(std::sync::TryLockError::WouldBlock) => None,
-        }
+        attempted(self.0.try_lock())
     }
 }
 
