@@ -102,7 +102,7 @@ impl<A: Allocate> Pool<A> {
             unit: ByteCount::new(size),
             ..RegionRequest::new(bytes)
         };
-        Ok(Held::new(self.allocate_fitting(&request)?, &self.cache.account))
+        Ok(self.cache.account.hold(self.allocate_fitting(&request)?))
     }
 
     /// Allocates a block that is not pooled.
@@ -111,7 +111,7 @@ impl<A: Allocate> Pool<A> {
         let alignment = request.alignment.max(self.options.alignment);
         let memory = self.allocate_fitting(&RegionRequest { alignment, ..request.clone() })?;
         let length = memory.length().get();
-        let held = Held::new(memory, &self.cache.account);
+        let held = self.cache.account.hold(memory);
         Ok(Record::whole(&self.cache, held, UNPOOLED, length))
     }
 

@@ -231,7 +231,7 @@ impl<A: Allocate> Slabs<A> {
         }
         // The upstream may have rounded up to more blocks than requested.
         let blocks = u32::try_from(granted.get() / stride.bytes).unwrap_or(u32::MAX);
-        Ok(Slab { memory: Held::new(memory, &self.shared.account), stride, blocks })
+        Ok(Slab { memory: self.shared.account.hold(memory), stride, blocks })
     }
 
     /// Creates the block with this number.
