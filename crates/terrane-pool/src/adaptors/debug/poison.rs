@@ -11,7 +11,7 @@ use terrane_core::{
 };
 
 use crate::streams::fence::StreamId;
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::Mutex;
 
 /// Fills memory with a byte in the order of a stream, and writes and reads parts of it. A
 /// [`Poison`] and a [`Guard`](crate::adaptors::Guard) access memory through it.
@@ -156,9 +156,7 @@ struct Painter {
     fill: Arc<dyn Fill>,
     bytes: PoisonBytes,
     stream: StreamId,
-    filled: AtomicU64,
-    failed: AtomicU64,
-    last_failure: Mutex<Option<Arc<dyn std::error::Error + Send + Sync>>>,
+    report: Mutex<PoisonReport>,
 }
 
 /// The counts of a [`Poison`].
@@ -188,14 +186,8 @@ impl<A: Allocate> Poison<A> {
         bytes: PoisonBytes,
         stream: StreamId,
     ) -> Self {
-        let painter = Painter {
-            fill,
-            bytes,
-            stream,
-            filled: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-            last_failure: Mutex::new(None),
-        };
+        let report = Mutex::new(PoisonReport::default());
+        let painter = Painter { fill, bytes, stream, report };
         Self { upstream, painter: Arc::new(painter) }
     }
 
@@ -208,11 +200,7 @@ impl<A: Allocate> Poison<A> {
     /// Returns the counts of fills and failures.
     #[must_use]
     pub fn report(&self) -> PoisonReport {
-        PoisonReport {
-            filled: self.painter.filled.load(Ordering::Relaxed),
-            failed: self.painter.failed.load(Ordering::Relaxed),
-            last_failure: self.painter.last_failure.lock().clone(),
-        }
+        self.painter.report.lock().clone()
     }
 }
 
@@ -226,13 +214,13 @@ impl Painter {
         }
         // SAFETY: by the caller's promise.
         match unsafe { self.fill.fill(memory, byte, self.stream) } {
-            Ok(()) => {
-                self.filled.fetch_add(1, Ordering::Relaxed);
-            }
+            Ok(()) => self.report.lock().filled += 1,
             Err(error) => {
                 tracing::warn!(%error, kind = %memory.kind(), "memory was not poisoned");
-                self.failed.fetch_add(1, Ordering::Relaxed);
-                let before = self.last_failure.lock().replace(error.into());
+                let mut report = self.report.lock();
+                report.failed += 1;
+                let before = report.last_failure.replace(error.into());
+                drop(report);
                 // Dropping an error may run foreign code.
                 drop(before);
             }
