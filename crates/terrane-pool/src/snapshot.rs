@@ -253,7 +253,7 @@ impl<M: Memory> SharedCache<M> {
             live: ByteCount::new(held.saturating_sub(cached)),
             cached: ByteCount::new(cached),
             pending: ByteCount::ZERO,
-            largest_free: free.map(|queue| ByteCount::new(self.table.size(queue.class()))),
+            largest_free: free.map(|queue| ByteCount::new(self.table.size(queue.class))),
             top_labels: self.labels(TOP),
             callback_attempts: 0,
             refusal: None,

@@ -303,10 +303,6 @@ terrane_core::debug_fields!(MemoryManager<A: Allocate>, |it|
     pending: it.pending());
 
 impl<M: Memory> Shared<M> {
-    pub(super) fn knows_streams(&self) -> bool {
-        self.deferred.is_some()
-    }
-
     pub(super) fn identity(&self, handle: BlockHandle) -> Result<BlockIdentity, ManagedError> {
         self.registry.lock().identity(handle).cloned()
     }

@@ -54,7 +54,7 @@ unsafe impl<A: Allocate> Allocate for Statistics<A> {
                 Ok(Attached::after(memory, count))
             }
             Err(error) => {
-                self.counters.0.lock().record(Totals::fail);
+                self.counters.0.lock().record(|totals| totals.failed += 1);
                 Err(error)
             }
         }
@@ -179,10 +179,6 @@ impl Totals {
     fn release(&mut self, bytes: u64) {
         self.current.bytes = self.current.bytes.wrapping_sub(bytes);
         self.current.count -= 1;
-    }
-
-    fn fail(&mut self) {
-        self.failed += 1;
     }
 }
 

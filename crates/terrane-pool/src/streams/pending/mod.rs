@@ -170,7 +170,7 @@ impl<B: PendingBlock> PendingFrees<B> {
         // fences have no other owner.
         let idle = completed.into_iter().filter(|fence| Arc::strong_count(fence) == 1);
         let idle: SmallVec<[_; 8]> = idle.collect();
-        self.table.lock().keep_idle(idle);
+        self.table.lock().idle.extend(idle);
     }
 
     /// Records a fence on each stream whose open epoch is wanted, if the stream has no other fence
@@ -198,13 +198,13 @@ impl<B: PendingBlock> PendingFrees<B> {
     fn record(&self, id: StreamId, epoch: u64) -> Result<(), FenceError> {
         self.recording.fetch_add(1, Ordering::SeqCst);
         let mut recording = Recording { pending: self, id, is_done: false };
-        let idle = self.table.lock().take_idle();
+        let idle = self.table.lock().idle.pop();
         let recorded = idle.map_or_else(|| self.source.create(), Ok).and_then(|fence| match fence
             .record(id)
         {
             Ok(()) => Ok(fence),
             Err(error) => {
-                self.table.lock().keep_idle([fence]);
+                self.table.lock().idle.push(fence);
                 Err(error)
             }
         });
