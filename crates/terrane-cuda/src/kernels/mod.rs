@@ -113,7 +113,7 @@ impl Kernels {
     /// The context that the kernels are loaded into.
     #[must_use]
     pub fn context(&self) -> &Context {
-        self.0.module.context()
+        &self.0.module.context
     }
 
     /// Submits the copy of every cell of a grid, with at most `thread_blocks` blocks of 512
@@ -183,33 +183,27 @@ impl Kernels {
         names: [&'static CStr; 5],
         functions: &[CUfunction; 5],
     ) -> Result<Vec<KernelFigures>, CudaError> {
-        let each = names.into_iter().zip(functions);
-        each.map(|(name, &function)| self.figures_of(name, function)).collect()
-    }
-
-    fn figures_of(
-        &self,
-        name: &'static CStr,
-        function: CUfunction,
-    ) -> Result<KernelFigures, CudaError> {
         use CUfunction_attribute::{
             CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
             CU_FUNC_ATTRIBUTE_NUM_REGS,
         };
-        let ask = |attribute| {
-            let mut value: c_int = 0;
-            self.context().bound(|functions| {
-                // SAFETY: the function belongs to a loaded module, and one number is written.
-                unsafe { functions.cuFuncGetAttribute(&raw mut value, attribute, function) }
-            })?;
-            Ok::<u32, CudaError>(u32::try_from(value).unwrap_or(0))
+        let figures_of = |(name, &function): (&'static CStr, &CUfunction)| {
+            let ask = |attribute| {
+                let mut value: c_int = 0;
+                self.context().bound(|functions| {
+                    // SAFETY: the function belongs to a loaded module, and one number is written.
+                    unsafe { functions.cuFuncGetAttribute(&raw mut value, attribute, function) }
+                })?;
+                Ok::<u32, CudaError>(u32::try_from(value).unwrap_or(0))
+            };
+            Ok(KernelFigures {
+                name: name.to_str().unwrap_or_default(),
+                registers: ask(CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+                local_bytes: ask(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+                most_threads: ask(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+            })
         };
-        Ok(KernelFigures {
-            name: name.to_str().unwrap_or_default(),
-            registers: ask(CU_FUNC_ATTRIBUTE_NUM_REGS)?,
-            local_bytes: ask(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
-            most_threads: ask(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
-        })
+        names.into_iter().zip(functions).map(figures_of).collect()
     }
 
     fn check_launch(&self, stream: &Stream, thread_blocks: u32) -> Result<(), CudaError> {

@@ -11,7 +11,7 @@ use crate::runtime::context::Context;
 
 /// A module, unloaded with the last of its kernels.
 pub(super) struct Module {
-    context: Context,
+    pub(super) context: Context,
     raw: CUmodule,
 }
 
@@ -40,10 +40,6 @@ impl Module {
         let mut found = [ptr::null_mut(); 5];
         self.context.bound(|functions| find_all(functions, self.raw, names, &mut found))?;
         Ok(found)
-    }
-
-    pub(super) fn context(&self) -> &Context {
-        &self.context
     }
 }
 

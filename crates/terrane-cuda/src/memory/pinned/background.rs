@@ -102,22 +102,18 @@ impl PinnedAllocator {
 #[derive(Debug)]
 pub(super) struct Rising {
     context: Context,
-    bring_up: PinnedBringUp,
+    pub(super) bring_up: PinnedBringUp,
     /// The background thread, which the drop joins. Its return value unregisters the memory when it
     /// drops.
     thread: Option<JoinHandle<Registered>>,
-    step: ByteCount,
+    pub(super) step: ByteCount,
     requirement: Requirement,
     end: Arc<End>,
     _memory: Arc<SystemMemory>,
 }
 
 /// The registrations, and then the memory, because fields drop in their order.
-#[derive(Debug)]
-struct Registered {
-    _registrations: Registrations,
-    _memory: Arc<SystemMemory>,
-}
+type Registered = (Registrations, Arc<SystemMemory>);
 
 /// Results that are known when all of the memory is ready.
 #[derive(Debug, Default)]
@@ -128,14 +124,6 @@ struct End {
 }
 
 impl Rising {
-    pub(super) const fn registration_length(&self) -> ByteCount {
-        self.step
-    }
-
-    pub(super) const fn bring_up(&self) -> &PinnedBringUp {
-        &self.bring_up
-    }
-
     pub(super) fn device_alias(&self) -> Option<DeviceAddress> {
         *self.end.alias.get()?
     }
@@ -194,7 +182,7 @@ impl Raise {
         // producer, which reports the end. The usable prefix stays registered.
         let run = AssertUnwindSafe(|| self.register_all(&mut registrations, producer));
         drop(catch_unwind(run));
-        Registered { _registrations: registrations, _memory: self.memory }
+        (registrations, self.memory)
     }
 
     /// Registers the memory step by step, as it is touched.

@@ -16,7 +16,7 @@ pub(super) struct Registrations {
     context: Context,
     /// Each chunk, in order.
     chunks: Vec<(HostAddress, ByteCount)>,
-    chunk_length: ByteCount,
+    pub(super) chunk_length: ByteCount,
 }
 
 impl Registrations {
@@ -76,11 +76,6 @@ impl Registrations {
         self.chunks.push((chunk, bytes));
         tracing::trace!(%bytes, "host memory is locked for the device");
         Ok(())
-    }
-
-    /// The length in bytes of each chunk but the last, which may be shorter.
-    pub(super) const fn chunk_length(&self) -> ByteCount {
-        self.chunk_length
     }
 
     /// The device address of the first byte, if the device addresses of all chunks are contiguous.

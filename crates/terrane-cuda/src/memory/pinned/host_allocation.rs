@@ -16,7 +16,7 @@ const PORTABLE_AND_MAPPED: u32 = 1 | 2;
 pub(super) struct HostAllocation {
     context: Context,
     base: HostAddress,
-    first: HostAddress,
+    pub(super) first: HostAddress,
     length: ByteCount,
 }
 
@@ -51,10 +51,6 @@ impl HostAllocation {
         // SAFETY: the span lies within the allocation, which nothing else uses yet.
         unsafe { allocation.first.as_ptr().write_bytes(0, length.to_usize()) };
         Ok(allocation)
-    }
-
-    pub(super) const fn first(&self) -> HostAddress {
-        self.first
     }
 }
 
