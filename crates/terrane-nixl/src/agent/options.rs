@@ -1,7 +1,7 @@
 //! The options of NIXL's calls.
 
 /// Options that name only one backend, created once.
-pub(crate) struct BackendOptions(nixl_sys::OptArgs);
+pub(crate) struct BackendOptions(pub(super) nixl_sys::OptArgs);
 
 // SAFETY: the options are a C++ value without thread affinity, so any thread may free it. Other
 // code gets only shared references, through which the bindings let NIXL only read.
@@ -12,10 +12,6 @@ unsafe impl Sync for BackendOptions {}
 impl BackendOptions {
     pub(super) fn of(backend: &nixl_sys::Backend) -> Result<Self, nixl_sys::NixlError> {
         Ok(Self(naming([backend])?))
-    }
-
-    pub(super) fn raw(&self) -> &nixl_sys::OptArgs {
-        &self.0
     }
 }
 
@@ -31,7 +27,7 @@ pub(crate) fn naming<'a>(
 }
 
 /// Options that name a backend and send a notification with the request.
-pub(super) fn notifying(
+pub(crate) fn notifying(
     backend: &nixl_sys::Backend,
     message: &[u8],
 ) -> Result<nixl_sys::OptArgs, nixl_sys::NixlError> {

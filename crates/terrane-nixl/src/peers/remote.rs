@@ -37,9 +37,9 @@ use super::lease::Lease;
 /// So import only from peers that you trust, over a channel that authenticates them.
 #[derive(Clone)]
 pub struct RemoteLayout {
-    endpoint: Endpoint,
-    peer: PeerId,
-    described: Arc<LayoutDescriptor>,
+    pub(super) endpoint: Endpoint,
+    pub(super) peer: PeerId,
+    pub(super) described: Arc<LayoutDescriptor>,
 }
 
 impl RemoteLayout {
@@ -81,14 +81,6 @@ impl RemoteLayout {
         // this process opens.
         let endpoint = unsafe { Endpoint::sharing(layout) };
         Ok(Self { endpoint, peer, described })
-    }
-
-    pub(super) fn from_parts(
-        endpoint: Endpoint,
-        peer: PeerId,
-        described: Arc<LayoutDescriptor>,
-    ) -> Self {
-        Self { endpoint, peer, described }
     }
 
     /// The layout as an end of transfers.
@@ -150,10 +142,6 @@ impl RemoteLayout {
     /// [`GeometryMismatch`] with the first difference and both values.
     pub fn expect_shape(&self, geometry: &Geometry) -> Result<(), GeometryMismatch> {
         self.described.expect_shape(geometry)
-    }
-
-    pub(super) fn described(&self) -> &Arc<LayoutDescriptor> {
-        &self.described
     }
 }
 

@@ -5,6 +5,7 @@ use terrane_transfer::CopyFailure;
 use super::request::{Request, RequestState};
 use super::{NixlTransfer, engine_failure, file_length};
 use crate::agent::Agent;
+use crate::agent::options::notifying;
 use crate::bindings::status::Status;
 use crate::engine::descriptors::chunk::{Chunk, ListError, PlanPosition, RequestLimits};
 use crate::engine::error::{NixlStep, RequestError};
@@ -106,7 +107,7 @@ impl NixlTransfer {
         let Some(backend) = self.route.backend(agent) else {
             return Err(ListError::Status(Status::NotFound));
         };
-        let notifying = message.map(|m| backend.notifying_options(m)).transpose();
+        let notifying = message.map(|message| notifying(&backend.raw, message)).transpose();
         let notifying = notifying.map_err(status)?;
         let options = notifying.as_ref().unwrap_or_else(|| backend.options());
         if let Some(request) = self.create_prepared_request(agent, chunk, indices, options) {
@@ -136,10 +137,10 @@ impl NixlTransfer {
         let (route, descriptors) = (&self.route, chunk.descriptors());
         let lists = self.prepared.lists(agent, route, plan, peer, descriptors)?;
         let LocalAndTarget { local, target } = indices;
-        chunk.piece_indices(plan, route.local, lists.local.index(), local)?;
-        chunk.piece_indices(plan, route.target_side(), lists.target.index(), target)?;
+        chunk.piece_indices(plan, route.local, &lists.local.index, local)?;
+        chunk.piece_indices(plan, route.target_side(), &lists.target.index, target)?;
         let (operation, options) = (route.operation.raw(), Some(options));
-        let (local_list, target_list) = (lists.local.raw(), lists.target.raw());
+        let (local_list, target_list) = (&lists.local.raw, &lists.target.raw);
         let raw = agent.raw();
         match raw.make_xfer_req(operation, local_list, local, target_list, target, options) {
             Ok(request) => Some(request),

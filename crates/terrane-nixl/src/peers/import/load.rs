@@ -98,7 +98,7 @@ impl Agent {
         new.add_keys(&checked.keys);
         let known = loaded.peers.entry(name.clone()).insert_entry(new).into_mut();
         let layout = RemoteLayout::new(peer.id, lease, &checked.described, &checked.usable)?;
-        known.add_layout(layout.endpoint(), layout.described());
+        known.add_layout(layout.endpoint(), &layout.described);
         Ok(layout)
     }
 
@@ -133,7 +133,7 @@ impl Agent {
             return Err(changed(PeerChange::Registration));
         }
         if let Some((endpoint, described)) = known.find(described) {
-            return Ok(RemoteLayout::from_parts(endpoint, peer.id, described));
+            return Ok(RemoteLayout { endpoint, peer: peer.id, described });
         }
         if let Some(region) = known.overlap(described) {
             return Err(ImportError::Overlap { region, peer: name() });
@@ -167,7 +167,7 @@ impl Agent {
         }
         let lease = Lease::new(self, &known.peer, claim);
         let layout = RemoteLayout::new(known.peer.id, lease, described, &checked.usable)?;
-        known.add_layout(layout.endpoint(), layout.described());
+        known.add_layout(layout.endpoint(), &layout.described);
         Ok(layout)
     }
 
