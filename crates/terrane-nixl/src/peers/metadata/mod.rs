@@ -53,15 +53,15 @@ pub(crate) struct ConnectionInfo<'a> {
 /// Memory of an agent that one backend can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryKey<'a> {
-    pub(crate) location: KeyLocation<'a>,
+    pub(crate) location: KeyLocation<&'a str>,
     /// The backend's own data for it.
     pub(crate) key: &'a [u8],
 }
 
 /// The location of memory for which a backend has a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct KeyLocation<'a> {
-    pub(crate) backend: &'a str,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct KeyLocation<B> {
+    pub(crate) backend: B,
     pub(crate) memory: MemoryType,
     pub(crate) device: u64,
     pub(crate) address: u64,
@@ -120,7 +120,7 @@ impl<'a> Metadata<'a> {
     }
 }
 
-impl KeyLocation<'_> {
+impl<B> KeyLocation<B> {
     /// Whether the key covers these bytes of this type and device.
     pub(crate) fn covers(
         &self,
