@@ -54,6 +54,7 @@ mod capability;
 pub mod checksum;
 pub mod convert;
 mod debug_fields;
+mod display_names;
 mod location;
 mod memory;
 pub mod metrics;
