@@ -13,7 +13,7 @@ pub(crate) use base::thread::yield_now;
 use terrane_core::sync::{attempted, unpoisoned};
 
 /// A mutex whose data stays consistent when a holder panics, so poisoning is ignored.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(RawMutex<T>);
 
 impl<T> Mutex<T> {

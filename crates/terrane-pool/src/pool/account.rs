@@ -24,17 +24,13 @@ impl Drop for Charge {
 
 /// The bytes that a pool holds of its upstream. They change when blocks are allocated from the
 /// upstream or freed to it, never on a hit.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Account {
     held: AtomicU64,
     peak: AtomicU64,
 }
 
 impl Account {
-    pub(crate) fn new() -> Self {
-        Self { held: AtomicU64::new(0), peak: AtomicU64::new(0) }
-    }
-
     /// Charges the account with `memory`.
     pub(crate) fn hold<M: Memory>(self: &Arc<Self>, memory: M) -> Held<M> {
         let bytes = memory.length().get();

@@ -66,7 +66,7 @@ unsafe impl<A: Allocate> Allocate for Statistics<A> {
 /// All change together under one short lock. Otherwise a peak of bytes, a peak of blocks and any
 /// number of measurement windows could not all be exact. Cloning returns another handle to the same
 /// counters.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Counters(Arc<Mutex<Ledger>>);
 
 #[derive(Debug, Default)]
@@ -115,7 +115,7 @@ impl Counters {
     /// Creates counters that are zero.
     #[must_use]
     pub fn new() -> Self {
-        Self(Arc::new(Mutex::new(Ledger::default())))
+        Self::default()
     }
 
     /// Returns the counts since the counters were created.
@@ -149,12 +149,6 @@ impl Counters {
         let bytes = bytes.get();
         self.0.lock().record(|totals| totals.obtain(bytes));
         Count { counters: self.clone(), bytes }
-    }
-}
-
-impl Default for Counters {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

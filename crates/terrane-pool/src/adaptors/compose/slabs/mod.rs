@@ -133,7 +133,7 @@ impl<A: Allocate> Slabs<A> {
         }
         let shared = Shared {
             owner: OwnerProcess::current(),
-            account: Arc::new(Account::new()),
+            account: Arc::default(),
             table: Mutex::new(Table::new()),
         };
         Self { upstream, options, shared: Arc::new(shared) }
