@@ -9,7 +9,7 @@ use crate::driver::functions;
 ///
 /// Displaying a code needs no driver. The driver's name for the code is shown if the driver is
 /// loaded and knows the code. Otherwise only the number is shown.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DriverCode(u32);
 
 impl DriverCode {
@@ -83,12 +83,6 @@ impl fmt::Display for DriverCode {
             Some(name) => write!(f, "{name} ({})", self.0),
             None => write!(f, "CUDA driver code {}", self.0),
         }
-    }
-}
-
-impl fmt::Debug for DriverCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DriverCode({})", self.0)
     }
 }
 

@@ -183,10 +183,7 @@ impl Kernels {
         names: [&'static CStr; 5],
         functions: &[CUfunction; 5],
     ) -> Result<Vec<KernelFigures>, CudaError> {
-        use CUfunction_attribute::{
-            CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
-            CU_FUNC_ATTRIBUTE_NUM_REGS,
-        };
+        use CUfunction_attribute::*;
         let figures_of = |(name, &function): (&'static CStr, &CUfunction)| {
             let ask = |attribute| {
                 let mut value: c_int = 0;
