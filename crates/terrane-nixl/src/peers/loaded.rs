@@ -228,8 +228,7 @@ impl LoadedPeer {
 
     /// The first region that shares bytes with a live layout.
     pub(super) fn overlap(&self, described: &LayoutDescriptor) -> Option<u32> {
-        let live = self.layouts.iter().filter(|layout| !layout.endpoint.has_gone());
-        first_shared(live.map(|layout| &*layout.described), described)
+        first_shared(self.live_layouts().map(|layout| &**layout), described)
     }
 
     /// Removes dropped layouts. Returns `true` if there were many: NIXL then has many unused keys.
