@@ -9,7 +9,7 @@ use terrane_core::sync::lock;
 use super::backend::Backend;
 use super::config::{BackendConfig, Parameter};
 use super::io_limit::IoLimit;
-use super::options::BackendOptions;
+use super::options::{BackendOptions, naming};
 use crate::bindings::memory_type::MemoryType;
 use crate::bindings::status::Status;
 use crate::bindings::without_tracing::without_tracing;
@@ -74,8 +74,8 @@ fn create(
         memory.extend(MemoryType::from_raw(types.get(index).map_err(query)?));
     }
     memory.sort_unstable();
-    let options =
-        BackendOptions::of(&raw).map_err(NixlError::during("creating the options of a backend"))?;
+    let created = NixlError::during("creating the options of a backend");
+    let options = BackendOptions(naming([&raw]).map_err(created)?);
     let ios = IoLimit::of(&config);
     let fails_at_the_end = installation.package_version().as_deref() == Some(KNOWN_RELEASE)
         && fails_at_the_end(&config, || known_parameters(agent, &config.name).unwrap_or_default());

@@ -9,12 +9,6 @@ unsafe impl Send for BackendOptions {}
 // SAFETY: as above: every operation through a shared reference only reads.
 unsafe impl Sync for BackendOptions {}
 
-impl BackendOptions {
-    pub(super) fn of(backend: &nixl_sys::Backend) -> Result<Self, nixl_sys::NixlError> {
-        Ok(Self(naming([backend])?))
-    }
-}
-
 /// Options that name only these backends.
 pub(crate) fn naming<'a>(
     backends: impl IntoIterator<Item = &'a nixl_sys::Backend>,
