@@ -139,16 +139,10 @@ pub(super) fn chunk_length(
 ) -> Result<ByteCount, CudaError> {
     let refused = CudaError::UnitTooLarge { unit, largest };
     let largest = largest.min(LARGEST_REGISTRATION);
-    // The least common multiple: the page is a power of two.
+    // The least common multiple: the page is a power of two. A product that saturates is too large.
     let step = match unit.get() {
         0 => page.get(),
-        unit => {
-            let common = Alignment::of(unit).get().min(page.get());
-            match unit.checked_mul(page.get() / common) {
-                Some(step) => step,
-                None => return Err(refused),
-            }
-        }
+        unit => unit.saturating_mul(page.get() / Alignment::of(unit).get().min(page.get())),
     };
     if step > largest.get() {
         return Err(refused);
