@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use terrane_core::{
-    ByteCount, Capability, CapabilityReport, CapabilityStatus, DeviceAddress, HostAddress,
-    Location, Memory, OsError, Reason, RegionRequest, Requirement,
+    ByteCount, Capability, CapabilityReport, CapabilityStatus, DeviceAddress, HostAddress, Memory,
+    OsError, Reason, RegionRequest, Requirement,
 };
 use terrane_storage::{BringUp, BringUpProducer, StorageError, SystemAllocator, SystemMemory};
 
@@ -64,9 +64,7 @@ impl PinnedAllocator {
         let memory = self.system.allocate_untouched(request).map_err(host_memory)?;
         report.extend(memory.capabilities().outcomes().iter().cloned());
         let (length, location) = (memory.length(), memory.location());
-        let Location::Host(address) = location else {
-            return Err(CudaError::Unreachable { location });
-        };
+        let address = location.as_host().ok_or(CudaError::Unreachable { location })?;
         let (bring_up, producer) = PinnedBringUp::new(length);
         let (memory, end) = (Arc::new(memory), Arc::new(End::default()));
         let raise = Raise {

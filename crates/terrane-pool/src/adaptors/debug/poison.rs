@@ -59,9 +59,7 @@ pub trait Fill: Send + Sync + fmt::Debug + 'static {
     /// The driver's error, or [`CannotReach`].
     unsafe fn write(&self, at: Location, bytes: &[u8], stream: StreamId) -> Result<(), BoxedCause> {
         let _ = stream;
-        let Location::Host(address) = at else {
-            return Err(Box::new(CannotReach { location: at }));
-        };
+        let address = at.as_host().ok_or(CannotReach { location: at })?;
         // SAFETY: the caller promises that the span is valid and that no other code accesses it, so
         // it does not overlap `bytes`.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), address.as_ptr(), bytes.len()) };
@@ -84,9 +82,7 @@ pub trait Fill: Send + Sync + fmt::Debug + 'static {
         stream: StreamId,
     ) -> Result<(), BoxedCause> {
         let _ = stream;
-        let Location::Host(address) = at else {
-            return Err(Box::new(CannotReach { location: at }));
-        };
+        let address = at.as_host().ok_or(CannotReach { location: at })?;
         // SAFETY: as for `write`.
         unsafe { ptr::copy_nonoverlapping(address.as_ptr(), into.as_mut_ptr(), into.len()) };
         Ok(())
@@ -99,10 +95,8 @@ pub struct FillHost;
 
 impl Fill for FillHost {
     unsafe fn fill(&self, memory: &dyn Memory, byte: u8, _: StreamId) -> Result<(), BoxedCause> {
-        let kind = memory.kind();
-        let Location::Host(address) = memory.location() else {
-            return Err(Box::new(CannotFill { kind }));
-        };
+        let cannot = CannotFill { kind: memory.kind() };
+        let address = memory.location().as_host().ok_or(cannot)?;
         let length = memory.length().to_usize();
         // SAFETY: a memory's span is valid for writes, and the caller has exclusive access to it.
         unsafe { ptr::write_bytes(address.as_ptr(), byte, length) };
