@@ -60,21 +60,28 @@ macro_rules! display_names {
 /// ```
 #[macro_export]
 macro_rules! debug_fields {
-    ($type:ident $(<$param:ident>)? { $($field:ident),* }) => {
-        $crate::debug_fields!($type $(<$param>)?, |this| { $($field: this.$field),* });
+    ($type:ident $(<$param:ident $(: $bound:path)?>)? {}) => {
+        impl $(<$param $(: $bound)?>)? ::core::fmt::Debug for $type $(<$param>)? {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                f.debug_struct(stringify!($type)).finish_non_exhaustive()
+            }
+        }
     };
-    ($type:ident $(<$param:ident>)?, |$this:ident| { $($field:ident: $value:expr),* }) => {
-        impl $(<$param>)? ::core::fmt::Debug for $type $(<$param>)? {
+    ($type:ident $(<$param:ident $(: $bound:path)?>)? { $($field:ident),+ }) => {
+        $crate::debug_fields!($type $(<$param $(: $bound)?>)?, |this| { $($field: this.$field),+ });
+    };
+    ($type:ident $(<$param:ident $(: $bound:path)?>)?, |$this:ident| { $($field:ident: $value:expr),+ }) => {
+        impl $(<$param $(: $bound)?>)? ::core::fmt::Debug for $type $(<$param>)? {
             fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
                 let $this = self;
                 f.debug_struct(stringify!($type))
-                    $(.field(stringify!($field), &$value))*
+                    $(.field(stringify!($field), &$value))+
                     .finish_non_exhaustive()
             }
         }
     };
-    ($type:ident $(<$param:ident>)?, |$this:ident| ($value:expr)) => {
-        impl $(<$param>)? ::core::fmt::Debug for $type $(<$param>)? {
+    ($type:ident $(<$param:ident $(: $bound:path)?>)?, |$this:ident| ($value:expr)) => {
+        impl $(<$param $(: $bound)?>)? ::core::fmt::Debug for $type $(<$param>)? {
             fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
                 let $this = self;
                 f.debug_tuple(stringify!($type)).field(&$value).finish()

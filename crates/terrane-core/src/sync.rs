@@ -3,7 +3,7 @@
 //! A mutex is poisoned when a thread panics while it holds the lock. Terrane's guarded values are
 //! consistent at any time, so other threads can continue to use them.
 
-use std::sync::{Condvar, LockResult, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, LockResult, Mutex, MutexGuard, PoisonError, TryLockError, TryLockResult};
 use std::time::Instant;
 
 /// Locks `mutex`, poisoned or not.
@@ -47,6 +47,16 @@ pub fn wait_until<'a, T>(
     Ok(unpoisoned(condition.wait_timeout(guard, left)).0)
 }
 
+/// Returns the guard of an attempt to lock, poisoned or not; `None` if another thread holds the lock.
+#[inline]
+pub fn attempted<T>(result: TryLockResult<T>) -> Option<T> {
+    match result {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,7 +72,11 @@ mod tests {
             thread.join()
         });
         assert!(panicked.is_err() && mutex.is_poisoned());
-        assert_eq!(*lock(&mutex), 7);
+        let guard = lock(&mutex);
+        assert_eq!(*guard, 7);
+        assert!(attempted(mutex.try_lock()).is_none());
+        drop(guard);
+        assert_eq!(attempted(mutex.try_lock()).as_deref(), Some(&7));
         assert_eq!(unpoisoned(mutex.into_inner()), 7);
     }
 

@@ -158,34 +158,14 @@ pub(crate) enum ReclaimStage {
 
 impl ReclaimCounts {
     pub(crate) fn count(&self, stage: ReclaimStage) {
-        self.of(stage).fetch_add(1, Ordering::Relaxed);
+        self.0[stage as usize].fetch_add(1, Ordering::Relaxed);
         tracing::debug!(?stage, "the upstream of a pool is exhausted");
     }
 
-    fn of(&self, stage: ReclaimStage) -> &AtomicU64 {
-        let [exhausted, pending, larger, trimmed, upstream, callback, refused] = &self.0;
-        match stage {
-            ReclaimStage::Exhausted => exhausted,
-            ReclaimStage::Pending => pending,
-            ReclaimStage::Larger => larger,
-            ReclaimStage::Trimmed => trimmed,
-            ReclaimStage::UpstreamTrimmed => upstream,
-            ReclaimStage::Callback => callback,
-            ReclaimStage::Refused => refused,
-        }
-    }
-
     pub(crate) fn snapshot(&self) -> ReclaimSnapshot {
-        let read = |stage| self.of(stage).load(Ordering::Relaxed);
-        ReclaimSnapshot {
-            exhausted: read(ReclaimStage::Exhausted),
-            pending: read(ReclaimStage::Pending),
-            larger: read(ReclaimStage::Larger),
-            trimmed: read(ReclaimStage::Trimmed),
-            upstream_trimmed: read(ReclaimStage::UpstreamTrimmed),
-            callback: read(ReclaimStage::Callback),
-            refused: read(ReclaimStage::Refused),
-        }
+        let counts = self.0.each_ref().map(|count| count.load(Ordering::Relaxed));
+        let [exhausted, pending, larger, trimmed, upstream_trimmed, callback, refused] = counts;
+        ReclaimSnapshot { exhausted, pending, larger, trimmed, upstream_trimmed, callback, refused }
     }
 }
 
@@ -273,7 +253,7 @@ impl<M: Memory> SharedCache<M> {
             live: ByteCount::new(held.saturating_sub(cached)),
             cached: ByteCount::new(cached),
             pending: ByteCount::ZERO,
-            largest_free: free.map(|queue| ByteCount::new(self.table.size(queue.class()))),
+            largest_free: free.map(|queue| ByteCount::new(self.table.size(queue.class))),
             top_labels: self.labels(TOP),
             callback_attempts: 0,
             refusal: None,

@@ -1,25 +1,19 @@
 //! The synchronisation primitives, which `--cfg loom` replaces with the model checker's.
 
-#[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-
+use loom as base;
 #[cfg(not(loom))]
-use std::sync::Mutex as RawMutex;
-#[cfg(not(loom))]
-pub(crate) use std::sync::MutexGuard;
+use std as base;
 
-#[cfg(loom)]
-use loom::sync::Mutex as RawMutex;
-#[cfg(loom)]
-pub(crate) use loom::sync::MutexGuard;
-
-use terrane_core::sync::unpoisoned;
+use base::cell::UnsafeCell;
+use base::sync::Mutex as RawMutex;
+pub(crate) use base::sync::MutexGuard;
+pub(crate) use base::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+pub(crate) use base::thread::yield_now;
+use terrane_core::sync::{attempted, unpoisoned};
 
 /// A mutex whose data stays consistent when a holder panics, so poisoning is ignored.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(RawMutex<T>);
 
 impl<T> Mutex<T> {
@@ -36,30 +30,17 @@ impl<T> Mutex<T> {
     }
 
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        match self.0.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(std::sync::TryLockError::Poisoned(poison)) => Some(poison.into_inner()),
-            Err(std::sync::TryLockError::WouldBlock) => None,
-        }
+        attempted(self.0.try_lock())
     }
 }
 
 /// Interior mutability whose accesses the model checker sees.
 #[derive(Debug)]
-pub(crate) struct Cell<T>(
-    #[cfg(not(loom))] std::cell::UnsafeCell<T>,
-    #[cfg(loom)] loom::cell::UnsafeCell<T>,
-);
+pub(crate) struct Cell<T>(UnsafeCell<T>);
 
 impl<T> Cell<T> {
-    #[cfg(not(loom))]
     pub(crate) fn new(value: T) -> Self {
-        Self(std::cell::UnsafeCell::new(value))
-    }
-
-    #[cfg(loom)]
-    pub(crate) fn new(value: T) -> Self {
-        Self(loom::cell::UnsafeCell::new(value))
+        Self(UnsafeCell::new(value))
     }
 
     /// Passes the pointer to `access`. The caller must ensure that no other code accesses the value
@@ -74,12 +55,4 @@ impl<T> Cell<T> {
     pub(crate) fn with_mut<R>(&self, access: impl FnOnce(*mut T) -> R) -> R {
         self.0.with_mut(access)
     }
-}
-
-/// Lets another thread run.
-pub(crate) fn yield_now() {
-    #[cfg(not(loom))]
-    std::thread::yield_now();
-    #[cfg(loom)]
-    loom::thread::yield_now();
 }

@@ -1,7 +1,5 @@
 //! Memory that other code allocated.
 
-use std::fmt;
-
 use crate::bytes::byte_count::ByteCount;
 use crate::location::Location;
 use crate::location::storage_kind::StorageKind;
@@ -73,8 +71,4 @@ unsafe impl<O: Send + Sync + 'static> Memory for ForeignMemory<O> {
     }
 }
 
-impl<O> fmt::Debug for ForeignMemory<O> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ForeignMemory").field("span", &self.span).finish_non_exhaustive()
-    }
-}
+crate::debug_fields!(ForeignMemory<O>, |it| { span: it.span });

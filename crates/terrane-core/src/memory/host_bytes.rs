@@ -1,6 +1,5 @@
 //! Bytes of the Rust heap as memory.
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
@@ -82,11 +81,7 @@ unsafe impl Memory for HostBytes {
     }
 }
 
-impl fmt::Debug for HostBytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostBytes").field("length", &self.length()).finish_non_exhaustive()
-    }
-}
+crate::debug_fields!(HostBytes, |it| { length: it.length() });
 
 #[cfg(test)]
 mod tests {

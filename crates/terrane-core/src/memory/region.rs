@@ -1,7 +1,6 @@
 //! Type-erased memory and bounds-checked views of it.
 
 use std::any::Any;
-use std::fmt;
 use std::sync::Arc;
 
 use crate::bytes::byte_count::ByteCount;
@@ -103,15 +102,7 @@ unsafe impl Memory for Region {
     }
 }
 
-impl fmt::Debug for Region {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Region")
-            .field("kind", &self.kind())
-            .field("location", &self.location)
-            .field("length", &self.length)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug_fields!(Region, |it| { kind: it.kind(), location: it.location, length: it.length });
 
 /// A view that ends past the end of its region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

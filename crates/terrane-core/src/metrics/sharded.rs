@@ -1,7 +1,6 @@
 //! Counters in shards.
 
 use std::cell::Cell;
-use std::fmt;
 use std::hint::spin_loop;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -199,17 +198,9 @@ impl CounterShard {
     }
 }
 
-impl fmt::Debug for ShardedCounters {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ShardedCounters").field("cells", &self.cells).finish_non_exhaustive()
-    }
-}
+crate::debug_fields!(ShardedCounters, |it| { cells: it.cells });
 
-impl fmt::Debug for CounterShard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CounterShard").finish_non_exhaustive()
-    }
-}
+crate::debug_fields!(CounterShard {});
 
 #[cfg(test)]
 mod tests {

@@ -235,10 +235,10 @@ impl CudarcStream {
         let own = self.streams.context().device().id;
         match memory.location() {
             Location::Device { device, address } if device == own => Ok(address.get()),
-            location => match memory.device_alias() {
-                Some(address) => Ok(address.get()),
-                None => Err(CudaError::Unreachable { location }),
-            },
+            location => {
+                let alias = memory.device_alias().ok_or(CudaError::Unreachable { location })?;
+                Ok(alias.get())
+            }
         }
     }
 

@@ -7,7 +7,6 @@ use terrane_pool::StreamId;
 use terrane_pool::adaptors::{CannotFill, CannotReach, Fill};
 
 use crate::bridges::pool_streams::CudaStreams;
-use crate::error::CudaError;
 
 /// Lets [`Poison`](terrane_pool::adaptors::Poison) and [`Guard`](terrane_pool::adaptors::Guard)
 /// access device and host memory, in the order of a stream of [`CudaStreams`].
@@ -61,24 +60,35 @@ impl CudaFill {
         matches!(location, Location::Device { device, .. } if device == own)
     }
 
-    /// Copies on the stream between a location and the caller's bytes, and waits.
+    /// Copies between `at` and the caller's bytes, after the earlier work of the stream, and waits.
     ///
     /// # Safety
     ///
-    /// Both spans are valid, and only earlier work of the stream uses them. The host's span is
+    /// Both spans are valid, and only earlier work of the stream uses them. The caller's bytes are
     /// pageable.
     unsafe fn copy(
         &self,
-        from: Location,
-        to: Location,
+        at: Location,
+        [from, to]: [Location; 2],
         bytes: usize,
         stream: StreamId,
-    ) -> Result<(), CudaError> {
-        let stream = self.streams.get(stream)?;
-        // SAFETY: the caller guarantees valid spans. The caller's host memory is pageable: the
-        // driver has read or written it when the call returns.
-        unsafe { stream.copy(from, to, ByteCount::from_usize(bytes)) }?;
-        stream.synchronize()
+    ) -> Result<(), BoxedCause> {
+        match (from, to) {
+            (Location::Host(from), Location::Host(to)) => {
+                self.streams.get(stream)?.synchronize()?;
+                // SAFETY: the spans are valid, and nothing else uses them, as the caller guarantees.
+                unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), bytes) };
+            }
+            _ if self.is_own(at) => {
+                let stream = self.streams.get(stream)?;
+                // SAFETY: the caller guarantees valid spans. The caller's bytes are pageable: the
+                // driver has read or written them when the call returns.
+                unsafe { stream.copy(from, to, ByteCount::from_usize(bytes)) }?;
+                stream.synchronize()?;
+            }
+            _ => return Err(Box::new(CannotReach { location: at })),
+        }
+        Ok(())
     }
 }
 
@@ -116,22 +126,9 @@ impl Fill for CudaFill {
     }
 
     unsafe fn write(&self, at: Location, bytes: &[u8], stream: StreamId) -> Result<(), BoxedCause> {
-        match at {
-            Location::Host(address) => {
-                self.streams.get(stream)?.synchronize()?;
-                let from = bytes.as_ptr();
-                // SAFETY: the span is valid, and nothing else uses it, as the caller guarantees.
-                unsafe { ptr::copy_nonoverlapping(from, address.as_ptr(), bytes.len()) };
-                Ok(())
-            }
-            _ if self.is_own(at) => {
-                let from = Location::Host(HostAddress::new(ptr::NonNull::from(bytes).cast::<u8>()));
-                // SAFETY: the caller's guarantee, and the bytes are borrowed until the call
-                // returns.
-                Ok(unsafe { self.copy(from, at, bytes.len(), stream) }?)
-            }
-            _ => Err(Box::new(CannotReach { location: at })),
-        }
+        let from = Location::Host(HostAddress::new(ptr::NonNull::from(bytes).cast::<u8>()));
+        // SAFETY: the caller's guarantee, and the bytes are borrowed until the call returns.
+        unsafe { self.copy(at, [from, at], bytes.len(), stream) }
     }
 
     unsafe fn read(
@@ -141,21 +138,8 @@ impl Fill for CudaFill {
         stream: StreamId,
     ) -> Result<(), BoxedCause> {
         let length = into.len();
-        match at {
-            Location::Host(address) => {
-                self.streams.get(stream)?.synchronize()?;
-                let from = address.as_ptr();
-                // SAFETY: the span is valid, and nothing else uses it, as the caller guarantees.
-                unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), length) };
-                Ok(())
-            }
-            _ if self.is_own(at) => {
-                let to = Location::Host(HostAddress::new(ptr::NonNull::from(into).cast::<u8>()));
-                // SAFETY: the caller's guarantee, and the bytes are borrowed until the call
-                // returns.
-                Ok(unsafe { self.copy(at, to, length, stream) }?)
-            }
-            _ => Err(Box::new(CannotReach { location: at })),
-        }
+        let to = Location::Host(HostAddress::new(ptr::NonNull::from(into).cast::<u8>()));
+        // SAFETY: the caller's guarantee, and the bytes are borrowed until the call returns.
+        unsafe { self.copy(at, [at, to], length, stream) }
     }
 }

@@ -48,10 +48,7 @@ impl CudaStreams {
     ///
     /// [`CudaError::WrongContext`] if the stream belongs to another device; [`CudaError::Forked`].
     pub fn add(&self, stream: Stream) -> Result<StreamId, CudaError> {
-        if !self.0.context.same(stream.context()) {
-            let device = self.0.context.device().id;
-            return Err(CudaError::WrongContext { what: "stream", device });
-        }
+        self.0.context.check_stream(&stream)?;
         self.0.context.driver().check_process()?;
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = StreamId::new(NEXT.fetch_add(1, Ordering::Relaxed));
@@ -73,21 +70,15 @@ impl CudaStreams {
     ///
     /// [`CudaError::UnknownStream`].
     pub fn get(&self, id: StreamId) -> Result<Stream, CudaError> {
-        self.0.get(id)
+        self.0.context.driver().check_process()?;
+        let streams = unpoisoned(self.0.streams.read());
+        streams.get(&id).cloned().ok_or(CudaError::UnknownStream { number: id.get() })
     }
 
     /// The context.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.0.context
-    }
-}
-
-impl Registry {
-    fn get(&self, id: StreamId) -> Result<Stream, CudaError> {
-        self.context.driver().check_process()?;
-        let streams = unpoisoned(self.streams.read());
-        streams.get(&id).cloned().ok_or(CudaError::UnknownStream { number: id.get() })
     }
 }
 
@@ -110,7 +101,7 @@ impl FenceSource for CudaStreams {
     fn create(&self) -> Result<Arc<dyn Fence>, FenceError> {
         let event =
             Event::new(&self.0.context, Timing::Off).map_err(failed("creating an event"))?;
-        Ok(Arc::new(CudaFence { event, registry: Arc::clone(&self.0) }))
+        Ok(Arc::new(CudaFence { event, streams: self.clone() }))
     }
 }
 
@@ -118,12 +109,12 @@ impl FenceSource for CudaStreams {
 #[derive(Debug)]
 struct CudaFence {
     event: Event,
-    registry: Arc<Registry>,
+    streams: CudaStreams,
 }
 
 impl Fence for CudaFence {
     fn record(&self, stream: StreamId) -> Result<(), FenceError> {
-        let stream = self.registry.get(stream).inspect_err(|_| self.event.mark_broken());
+        let stream = self.streams.get(stream).inspect_err(|_| self.event.mark_broken());
         stream.and_then(|stream| self.event.record(&stream)).map_err(failed("recording an event"))
     }
 
@@ -136,7 +127,7 @@ impl Fence for CudaFence {
     }
 
     fn delay(&self, stream: StreamId) -> Result<bool, FenceError> {
-        let stream = self.registry.get(stream);
+        let stream = self.streams.get(stream);
         let delayed = stream.and_then(|stream| stream.wait_for(&self.event));
         delayed.map(|()| true).map_err(failed("delaying a stream"))
     }

@@ -3,13 +3,13 @@
 use std::ffi::CStr;
 use std::{fmt, ptr};
 
-use crate::driver::Driver;
+use crate::driver::functions;
 
 /// A code of the CUDA driver. Zero is success.
 ///
 /// Displaying a code needs no driver. The driver's name for the code is shown if the driver is
 /// loaded and knows the code. Otherwise only the number is shown.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DriverCode(u32);
 
 impl DriverCode {
@@ -65,7 +65,7 @@ impl DriverCode {
     /// The driver's name for the code, if the driver is loaded and knows it.
     #[must_use]
     pub fn name(self) -> Option<&'static str> {
-        let look_up = Driver::if_loaded()?.functions().cuGetErrorName?;
+        let look_up = functions::loaded()?.cuGetErrorName?;
         let mut name = ptr::null();
         // SAFETY: the function only writes a pointer to a constant of the driver, or null.
         let code = unsafe { look_up(self.0, &raw mut name) };
@@ -83,12 +83,6 @@ impl fmt::Display for DriverCode {
             Some(name) => write!(f, "{name} ({})", self.0),
             None => write!(f, "CUDA driver code {}", self.0),
         }
-    }
-}
-
-impl fmt::Debug for DriverCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DriverCode({})", self.0)
     }
 }
 

@@ -7,22 +7,15 @@ pub(crate) mod version;
 
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use libloading::Library;
 use terrane_core::OwnerProcess;
 use terrane_core::sync::lock;
 
-use crate::driver::functions::Functions;
+use crate::driver::functions::{FUNCTIONS, Functions, OWNER};
 use crate::driver::version::DriverVersion;
-use crate::error::{CudaError, check};
-
-/// The functions, once they have been found. The library is never unloaded, because its threads and
-/// its memory would remain.
-static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
-
-/// The process that loaded the driver. The driver works only in this process.
-static OWNER: OnceLock<OwnerProcess> = OnceLock::new();
+use crate::error::CudaError;
 
 /// The driver of this process, loaded and initialised. A copy costs nothing.
 #[derive(Clone, Copy)]
@@ -53,13 +46,8 @@ impl Driver {
         };
         Self(functions).check_process()?;
         // SAFETY: the function has no pointer parameter, and may be called any number of times.
-        check("cuInit", unsafe { (functions.cuInit)(0) })?;
+        unsafe { functions.cuInit(0) }?;
         Ok(Self(functions))
-    }
-
-    /// Returns the driver, if it is already loaded in this process.
-    pub(crate) fn if_loaded() -> Option<Self> {
-        FUNCTIONS.get().map(Self).filter(|driver| !driver.is_of_parent())
     }
 
     /// Fails in a process that was forked from the one that loaded the driver. A driver call there
@@ -78,7 +66,7 @@ impl Driver {
     /// parent as well: nothing is freed, no lock is taken, and no thread is waited for.
     #[inline]
     pub(crate) fn is_of_parent(self) -> bool {
-        OWNER.get().is_some_and(|owner| !owner.is_current())
+        functions::is_of_parent()
     }
 
     pub(crate) const fn functions(self) -> &'static Functions {
@@ -92,7 +80,7 @@ impl Driver {
     /// [`CudaError::Driver`], [`CudaError::Forked`].
     pub fn version(self) -> Result<DriverVersion, CudaError> {
         self.check_process()?;
-        version(self.0.cuDriverGetVersion)
+        functions::version(self.0.cuDriverGetVersion)
     }
 
     /// The number of devices; at least one.
@@ -104,7 +92,7 @@ impl Driver {
         self.check_process()?;
         let mut count = 0;
         // SAFETY: the function writes one number.
-        check("cuDeviceGetCount", unsafe { (self.0.cuDeviceGetCount)(&raw mut count) })?;
+        unsafe { self.0.cuDeviceGetCount(&raw mut count) }?;
         match u32::try_from(count) {
             Ok(0) | Err(_) => Err(CudaError::NoDevice),
             Ok(count) => Ok(count),
@@ -143,21 +131,12 @@ fn find(names: &[&Path]) -> Result<Functions, CudaError> {
     Err(CudaError::LibraryMissing { library, source })
 }
 
-type GetVersion = unsafe extern "C" fn(*mut std::ffi::c_int) -> u32;
-
 /// The version that a library reports, if it can report one.
 fn version_of(library: &Library) -> Option<DriverVersion> {
     // SAFETY: a function of this name has this type.
-    let get: libloading::Symbol<'_, GetVersion> =
+    let get: libloading::Symbol<'_, functions::GetVersion> =
         unsafe { library.get("cuDriverGetVersion") }.ok()?;
-    version(*get).ok()
-}
-
-fn version(get: GetVersion) -> Result<DriverVersion, CudaError> {
-    let mut number = 0;
-    // SAFETY: the function writes one number, and does not need an initialised driver.
-    check("cuDriverGetVersion", unsafe { get(&raw mut number) })?;
-    Ok(DriverVersion::from_number(u32::try_from(number).unwrap_or(0)))
+    functions::version(*get).ok()
 }
 
 #[cfg(test)]

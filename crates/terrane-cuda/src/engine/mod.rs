@@ -10,7 +10,6 @@ mod resources;
 mod shared;
 mod submit;
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -339,11 +338,5 @@ impl Drop for DeviceEngine {
     }
 }
 
-impl fmt::Debug for DeviceEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceEngine")
-            .field("device", &self.shared.context.device().id)
-            .field("options", &self.shared.options)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(DeviceEngine, |it| { device: it.shared.context.device().id,
+    options: it.shared.options });

@@ -10,12 +10,12 @@ pub(crate) mod transpose;
 pub(crate) mod width;
 
 use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
 use std::sync::{Arc, OnceLock};
-use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute};
 
-use crate::error::{CudaError, check};
+use crate::error::CudaError;
 use crate::kernels::module::Module;
 use crate::kernels::schedule::{BLOCK_THREADS, GridSchedule};
 use crate::kernels::sums::SumKernels;
@@ -113,7 +113,7 @@ impl Kernels {
     /// The context that the kernels are loaded into.
     #[must_use]
     pub fn context(&self) -> &Context {
-        self.0.module.context()
+        &self.0.module.context
     }
 
     /// Submits the copy of every cell of a grid, with at most `thread_blocks` blocks of 512
@@ -183,42 +183,28 @@ impl Kernels {
         names: [&'static CStr; 5],
         functions: &[CUfunction; 5],
     ) -> Result<Vec<KernelFigures>, CudaError> {
-        let each = names.into_iter().zip(functions);
-        each.map(|(name, &function)| self.figures_of(name, function)).collect()
-    }
-
-    fn figures_of(
-        &self,
-        name: &'static CStr,
-        function: CUfunction,
-    ) -> Result<KernelFigures, CudaError> {
-        use CUfunction_attribute::{
-            CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
-            CU_FUNC_ATTRIBUTE_NUM_REGS,
+        use CUfunction_attribute::*;
+        let figures_of = |(name, &function): (&'static CStr, &CUfunction)| {
+            let ask = |attribute| {
+                let mut value: c_int = 0;
+                self.context().bound(|functions| {
+                    // SAFETY: the function belongs to a loaded module, and one number is written.
+                    unsafe { functions.cuFuncGetAttribute(&raw mut value, attribute, function) }
+                })?;
+                Ok::<u32, CudaError>(u32::try_from(value).unwrap_or(0))
+            };
+            Ok(KernelFigures {
+                name: name.to_str().unwrap_or_default(),
+                registers: ask(CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+                local_bytes: ask(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+                most_threads: ask(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+            })
         };
-        let ask = |attribute| {
-            let mut value: c_int = 0;
-            self.context().bound(|functions| {
-                // SAFETY: the function belongs to a loaded module, and one number is written.
-                let code =
-                    unsafe { (functions.cuFuncGetAttribute)(&raw mut value, attribute, function) };
-                check("cuFuncGetAttribute", code)
-            })?;
-            Ok::<u32, CudaError>(u32::try_from(value).unwrap_or(0))
-        };
-        Ok(KernelFigures {
-            name: name.to_str().unwrap_or_default(),
-            registers: ask(CU_FUNC_ATTRIBUTE_NUM_REGS)?,
-            local_bytes: ask(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
-            most_threads: ask(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
-        })
+        names.into_iter().zip(functions).map(figures_of).collect()
     }
 
     fn check_launch(&self, stream: &Stream, thread_blocks: u32) -> Result<(), CudaError> {
-        if !stream.context().same(self.context()) {
-            let device = self.context().device().id;
-            return Err(CudaError::WrongContext { what: "stream", device });
-        }
+        self.context().check_stream(stream)?;
         if thread_blocks == 0 {
             return Err(CudaError::NoThreadBlocks);
         }
@@ -239,8 +225,8 @@ impl Kernels {
         self.context().bound(|functions| {
             // SAFETY: function and stream belong to this context. The driver copies the parameters
             // before it returns. The caller guarantees the rest.
-            let code = unsafe {
-                (functions.cuLaunchKernel)(
+            unsafe {
+                functions.cuLaunchKernel(
                     function,
                     blocks,
                     1,
@@ -253,8 +239,7 @@ impl Kernels {
                     parameters,
                     ptr::null_mut(),
                 )
-            };
-            check("cuLaunchKernel", code)
+            }
         })
     }
 }
@@ -270,13 +255,7 @@ fn pick(functions: &[CUfunction; 5], width: CopyWidth) -> CUfunction {
     }
 }
 
-impl fmt::Debug for Kernels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kernels")
-            .field("device", &self.context().device().id)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Kernels, |it| { device: it.context().device().id });
 
 #[cfg(test)]
 mod tests {

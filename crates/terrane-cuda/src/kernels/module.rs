@@ -6,12 +6,12 @@ use std::ptr;
 use cudarc::driver::sys::{CUfunction, CUjit_option, CUmodule};
 
 use crate::driver::functions::Functions;
-use crate::error::{CudaError, check};
+use crate::error::CudaError;
 use crate::runtime::context::Context;
 
 /// A module, unloaded with the last of its kernels.
 pub(super) struct Module {
-    context: Context,
+    pub(super) context: Context,
     raw: CUmodule,
 }
 
@@ -41,19 +41,13 @@ impl Module {
         self.context.bound(|functions| find_all(functions, self.raw, names, &mut found))?;
         Ok(found)
     }
-
-    pub(super) fn context(&self) -> &Context {
-        &self.context
-    }
 }
 
 impl Drop for Module {
     fn drop(&mut self) {
-        self.context.bound_in_drop(|functions| {
-            // SAFETY: the module was loaded here. The callers of its launches guaranteed that the
-            // launches have completed.
-            check("cuModuleUnload", unsafe { (functions.cuModuleUnload)(self.raw) })
-        });
+        // SAFETY: the module was loaded here. The callers of its launches guaranteed that the
+        // launches have completed.
+        self.context.bound_in_drop(|functions| unsafe { functions.cuModuleUnload(self.raw) });
     }
 }
 
@@ -66,18 +60,10 @@ fn load_module(functions: &Functions, ptx: &str) -> Result<CUmodule, CudaError> 
     // The option's value is passed in the bits of a pointer.
     let mut values: [*mut c_void; 2] =
         [log.as_mut_ptr().cast(), ptr::without_provenance_mut(LOG_BYTES)];
+    let (image, options, values) = (ptx.as_ptr().cast(), options.as_mut_ptr(), values.as_mut_ptr());
     // SAFETY: the text ends with a zero. There are two options and two values, the buffer has the
     // given length, and one handle is written.
-    let code = unsafe {
-        (functions.cuModuleLoadDataEx)(
-            &raw mut raw,
-            ptx.as_ptr().cast(),
-            2,
-            options.as_mut_ptr(),
-            values.as_mut_ptr(),
-        )
-    };
-    match check("cuModuleLoadDataEx", code) {
+    match unsafe { functions.cuModuleLoadDataEx(&raw mut raw, image, 2, options, values) } {
         Ok(()) => Ok(raw),
         Err(CudaError::Driver { code, .. }) => {
             Err(CudaError::KernelsRefused { code, log: text(&log) })
@@ -104,8 +90,7 @@ fn find_all(
 ) -> Result<(), CudaError> {
     for (name, found) in names.into_iter().zip(found) {
         // SAFETY: the module is loaded, the name ends with a zero, and one handle is written.
-        let code = unsafe { (functions.cuModuleGetFunction)(found, module, name.as_ptr()) };
-        check("cuModuleGetFunction", code)?;
+        unsafe { functions.cuModuleGetFunction(found, module, name.as_ptr()) }?;
     }
     Ok(())
 }

@@ -13,6 +13,7 @@
 use std::mem::offset_of;
 use std::sync::LazyLock;
 
+use bytemuck::Zeroable;
 use terrane_core::checksum::Crc64Shift;
 
 use crate::kernels::schedule::Divisor;
@@ -117,29 +118,14 @@ static POWERS: LazyLock<([u64; 64], [u64; 64])> = LazyLock::new(|| {
     powers
 });
 
+// SAFETY: all fields are integers, or arrays and structures of integers.
+unsafe impl Zeroable for SumLaunch {}
+
 impl SumLaunch {
     /// A launch without blocks and sections.
     pub(crate) fn empty() -> Self {
         let (fold, lanes) = *POWERS;
-        Self {
-            sums: 0,
-            places: 0,
-            layer_places: 0,
-            factors: 0,
-            first_pair: 0,
-            units: 0,
-            block_words: 0,
-            layered_words: 0,
-            segment_words: 0,
-            sections: 0,
-            layered_sections: 0,
-            layers: 0,
-            segments: Divisor::default(),
-            layer_words: Divisor::default(),
-            fold,
-            lanes,
-            section: [SumSection::default(); MOST_SECTIONS],
-        }
+        Self { fold, lanes, ..Zeroable::zeroed() }
     }
 }
 

@@ -45,14 +45,8 @@ impl CopyWidth {
     }
 
     /// The index in [`ALL`](Self::ALL), which is also the logarithm to base 2.
-    pub(crate) const fn index(self) -> u8 {
-        match self {
-            Self::One => 0,
-            Self::Two => 1,
-            Self::Four => 2,
-            Self::Eight => 3,
-            Self::Sixteen => 4,
-        }
+    pub(crate) const fn index(self) -> u32 {
+        self.bytes().trailing_zeros()
     }
 }
 

@@ -5,7 +5,7 @@ use terrane_core::{
     RegionRequest, StorageKind,
 };
 
-use crate::error::{CudaError, check};
+use crate::error::CudaError;
 use crate::memory::{DRIVER_ALIGNMENT, aligned, check_request, refusal};
 use crate::runtime::context::Context;
 
@@ -45,8 +45,7 @@ impl DeviceAllocator {
             let mut address = 0;
             context.bound(|functions| {
                 // SAFETY: the function writes one address.
-                let code = unsafe { (functions.cuMemAlloc_v2)(&raw mut address, bytes.to_usize()) };
-                check("cuMemAlloc_v2", code)
+                unsafe { functions.cuMemAlloc_v2(&raw mut address, bytes.to_usize()) }
             })?;
             Ok(address)
         };
@@ -129,8 +128,6 @@ impl Drop for DeviceMemory {
 }
 
 fn free(context: &Context, base: u64) {
-    context.bound_in_drop(|functions| {
-        // SAFETY: it was allocated here, and nothing uses it any more.
-        check("cuMemFree_v2", unsafe { (functions.cuMemFree_v2)(base) })
-    });
+    // SAFETY: it was allocated here, and nothing uses it any more.
+    context.bound_in_drop(|functions| unsafe { functions.cuMemFree_v2(base) });
 }

@@ -12,7 +12,7 @@ use terrane_core::{
 use terrane_pool::TrimUpstream;
 
 use crate::driver::functions::PoolProperties;
-use crate::error::{CudaError, check};
+use crate::error::CudaError;
 use crate::memory::{DRIVER_ALIGNMENT, aligned, check_request, refusal};
 use crate::runtime::context::Context;
 use crate::runtime::stream::Stream;
@@ -55,12 +55,11 @@ impl DevicePool {
     pub fn new(context: &Context, kept: ByteCount) -> Result<Self, CudaError> {
         let stream = Stream::new(context)?;
         let functions = context.driver().functions();
-        let create = require(context, functions.cuMemPoolCreate, "cuMemPoolCreate")?;
         // Looks up the functions that allocate and that destroy the pool, before the pool exists.
-        let allocate = functions.cuMemAllocFromPoolAsync;
-        require(context, allocate, "cuMemAllocFromPoolAsync")?;
-        require(context, functions.cuMemFreeAsync, "cuMemFreeAsync")?;
-        require(context, functions.cuMemPoolDestroy, "cuMemPoolDestroy")?;
+        functions.require(functions.cuMemPoolCreate, "cuMemPoolCreate")?;
+        functions.require(functions.cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync")?;
+        functions.require(functions.cuMemFreeAsync, "cuMemFreeAsync")?;
+        functions.require(functions.cuMemPoolDestroy, "cuMemPoolDestroy")?;
         let properties = PoolProperties {
             // `CU_MEM_ALLOCATION_TYPE_PINNED`: memory that does not migrate; the only type.
             allocation_type: 1,
@@ -72,9 +71,9 @@ impl DevicePool {
             rest: [0; 64],
         };
         let mut raw = ptr::null_mut();
-        context.bound(|_| {
+        context.bound(|functions| {
             // SAFETY: the properties are read, and one handle is written.
-            check("cuMemPoolCreate", unsafe { create(&raw mut raw, &raw const properties) })
+            unsafe { functions.cuMemPoolCreate(&raw mut raw, &raw const properties) }
         })?;
         let pool = Pool { raw, context: context.clone(), stream };
         let attributes = [
@@ -85,7 +84,12 @@ impl DevicePool {
             (CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0),
         ];
         for (attribute, mut value) in attributes {
-            pool.attribute(attribute, &mut value, AttributeAccess::Set)?;
+            let value: *mut c_void = (&raw mut value).cast();
+            context.bound(|functions| {
+                // SAFETY: the pool is alive, and the attribute has at most the eight bytes of the value.
+                // The host is little-endian, so an attribute of four bytes is the same number.
+                unsafe { functions.cuMemPoolSetAttribute(raw, attribute, value) }
+            })?;
         }
         Ok(Self(Arc::new(pool)))
     }
@@ -116,13 +120,9 @@ impl DevicePool {
     /// As for [`held`](Self::held).
     pub fn trim(&self, kept: ByteCount) -> Result<(), CudaError> {
         self.0.stream.synchronize()?;
-        let context = &self.0.context;
-        let trim =
-            require(context, context.driver().functions().cuMemPoolTrimTo, "cuMemPoolTrimTo")?;
-        context.bound(|_| {
-            // SAFETY: the pool is alive.
-            check("cuMemPoolTrimTo", unsafe { trim(self.0.raw, kept.to_usize()) })
-        })
+        let (pool, kept) = (self.0.raw, kept.to_usize());
+        // SAFETY: the pool is alive.
+        self.0.context.bound(|functions| unsafe { functions.cuMemPoolTrimTo(pool, kept) })
     }
 
     /// Allocates one region, like [`allocate`](Allocate::allocate), but returns this crate's error.
@@ -169,7 +169,7 @@ impl DevicePool {
         stream: &Stream,
         request: &RegionRequest,
     ) -> Result<OrderedMemory, CudaError> {
-        self.0.check_stream(stream)?;
+        self.0.context.check_stream(stream)?;
         self.take(stream, request).map(OrderedMemory)
     }
 
@@ -196,88 +196,42 @@ impl DevicePool {
 }
 
 impl Pool {
-    /// Refuses a stream of another context.
-    fn check_stream(&self, stream: &Stream) -> Result<(), CudaError> {
-        if self.context.same(stream.context()) {
-            return Ok(());
-        }
-        Err(CudaError::WrongContext { what: "stream", device: self.context.device().id })
-    }
-
     fn allocate(&self, bytes: ByteCount, stream: &Stream) -> Result<u64, CudaError> {
-        let context = &self.context;
-        let allocate = context.driver().functions().cuMemAllocFromPoolAsync;
-        let allocate = require(context, allocate, "cuMemAllocFromPoolAsync")?;
         let mut address = 0;
-        context.bound(|_| {
-            let (pool, stream) = (self.raw, stream.raw());
+        self.context.bound(|functions| {
+            let (bytes, stream) = (bytes.to_usize(), stream.raw());
             // SAFETY: pool and stream are alive; one address is written.
-            let code = unsafe { allocate(&raw mut address, bytes.to_usize(), pool, stream) };
-            check("cuMemAllocFromPoolAsync", code)
+            unsafe { functions.cuMemAllocFromPoolAsync(&raw mut address, bytes, self.raw, stream) }
         })?;
         Ok(address)
     }
 
     fn free(&self, base: u64, stream: &Stream) {
-        let context = &self.context;
-        context.bound_in_drop(|functions| {
-            let free = require(context, functions.cuMemFreeAsync, "cuMemFreeAsync")?;
+        self.context.bound_in_drop(|functions| {
             // SAFETY: it was allocated here, before all later work of the stream. Only work that
             // was submitted to the stream before this call uses it.
-            check("cuMemFreeAsync", unsafe { free(base, stream.raw()) })
+            unsafe { functions.cuMemFreeAsync(base, stream.raw()) }
         });
     }
 
+    /// Reads an attribute that is a number of bytes.
     fn get(&self, attribute: CUmemPool_attribute) -> Result<ByteCount, CudaError> {
-        let mut value = 0;
-        self.attribute(attribute, &mut value, AttributeAccess::Get)?;
-        Ok(ByteCount::new(value))
+        let mut bytes = 0_u64;
+        let value: *mut c_void = (&raw mut bytes).cast();
+        self.context.bound(|functions| {
+            // SAFETY: the pool is alive, and the attribute has the eight bytes of the value.
+            unsafe { functions.cuMemPoolGetAttribute(self.raw, attribute, value) }
+        })?;
+        Ok(ByteCount::new(bytes))
     }
-
-    /// Reads or writes an attribute that is a number of 64 bits, or of 32 bits. The host is
-    /// little-endian, so a shorter value is the same number.
-    fn attribute(
-        &self,
-        attribute: CUmemPool_attribute,
-        value: &mut u64,
-        access: AttributeAccess,
-    ) -> Result<(), CudaError> {
-        let functions = self.context.driver().functions();
-        let (call, name) = match access {
-            AttributeAccess::Get => (functions.cuMemPoolGetAttribute, "cuMemPoolGetAttribute"),
-            AttributeAccess::Set => (functions.cuMemPoolSetAttribute, "cuMemPoolSetAttribute"),
-        };
-        let call = require(&self.context, call, name)?;
-        let value: *mut c_void = ptr::from_mut(value).cast();
-        self.context.bound(|_| {
-            // SAFETY: the pool is alive, and the attribute has at most the eight bytes of the value.
-            check(name, unsafe { call(self.raw, attribute, value) })
-        })
-    }
-}
-
-enum AttributeAccess {
-    Get,
-    Set,
-}
-
-/// A function that the driver may lack.
-fn require<F>(
-    context: &Context,
-    function: Option<F>,
-    symbol: &'static str,
-) -> Result<F, CudaError> {
-    let version = || context.driver().version().ok();
-    function.ok_or_else(|| CudaError::DriverTooOld { symbol, version: version() })
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         self.context.bound_in_drop(|functions| {
-            let destroy = require(&self.context, functions.cuMemPoolDestroy, "cuMemPoolDestroy")?;
             // SAFETY: the last memory of the pool has been dropped. The driver itself waits for
             // frees that are still pending on streams.
-            check("cuMemPoolDestroy", unsafe { destroy(self.raw) })
+            unsafe { functions.cuMemPoolDestroy(self.raw) }
         });
     }
 }
@@ -406,7 +360,7 @@ impl OrderedMemory {
     /// [`CudaError::WrongContext`] if that stream belongs to another device. The memory is then
     /// freed on its own stream.
     pub fn free_on(mut self, stream: &Stream) -> Result<(), CudaError> {
-        self.0.pool.check_stream(stream)?;
+        self.0.pool.context.check_stream(stream)?;
         self.0.stream = stream.clone();
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! A device's primary context, bound for each call.
 
 use std::mem::ManuallyDrop;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUpointer_attribute};
 use terrane_core::{ByteCount, DeviceAddress, DeviceId, Location, Span, StorageKind};
@@ -15,6 +15,7 @@ use crate::driver::functions::Functions;
 use crate::error::{CudaError, check};
 use crate::runtime::device::{self, Device};
 use crate::runtime::event::IdleEvents;
+use crate::runtime::stream::Stream;
 use crate::runtime::usage::{Counters, ResourceUsage};
 
 /// The primary context of one device. The CUDA runtime, `cudarc` and PyTorch use the same context,
@@ -68,8 +69,7 @@ impl Context {
         // The first retain creates the context.
         let _relaxed = RelaxedCaptureMode::new(driver);
         // SAFETY: the function writes one handle, and checks the device.
-        let code = unsafe { (driver.functions().cuDevicePrimaryCtxRetain)(&raw mut raw, handle) };
-        check("cuDevicePrimaryCtxRetain", code)?;
+        unsafe { driver.functions().cuDevicePrimaryCtxRetain(&raw mut raw, handle) }?;
         Ok(Self(Arc::new(Shared {
             driver,
             device,
@@ -109,8 +109,7 @@ impl Context {
         let (mut free, mut total) = (0, 0);
         self.bound(|functions| {
             // SAFETY: the function writes two numbers.
-            let code = unsafe { (functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
-            check("cuMemGetInfo_v2", code)
+            unsafe { functions.cuMemGetInfo_v2(&raw mut free, &raw mut total) }
         })?;
         Ok((ByteCount::from_usize(free), ByteCount::from_usize(total)))
     }
@@ -264,8 +263,7 @@ impl Context {
         self.bound(|functions| {
             let to = (&raw mut value).cast();
             // SAFETY: the function writes at most eight bytes, and checks the address.
-            let code = unsafe { (functions.cuPointerGetAttribute)(to, attribute, address.get()) };
-            check("cuPointerGetAttribute", code)
+            unsafe { functions.cuPointerGetAttribute(to, attribute, address.get()) }
         })?;
         Ok(value)
     }
@@ -319,15 +317,14 @@ impl Context {
         /// effect.
         const ALREADY: u32 = 704;
         let functions = self.0.driver.functions();
-        let (Some(can), Some(enable)) =
+        let (Some(_), Some(enable)) =
             (functions.cuDeviceCanAccessPeer, functions.cuCtxEnablePeerAccess)
         else {
             return Ok(false);
         };
         let mut answer = 0;
         // SAFETY: one number is written, and the devices exist.
-        let code = unsafe { can(&raw mut answer, self.0.handle, peer.0.handle) };
-        check("cuDeviceCanAccessPeer", code)?;
+        unsafe { functions.cuDeviceCanAccessPeer(&raw mut answer, self.0.handle, peer.0.handle) }?;
         if answer == 0 {
             return Ok(false);
         }
@@ -349,6 +346,19 @@ impl Context {
     pub(crate) fn same(&self, other: &Self) -> bool {
         self.0.raw == other.0.raw
     }
+
+    /// Refuses a stream of another context.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::WrongContext`].
+    #[inline]
+    pub(crate) fn check_stream(&self, stream: &Stream) -> Result<(), CudaError> {
+        if self.same(stream.context()) {
+            return Ok(());
+        }
+        Err(CudaError::WrongContext { what: "stream", device: self.device().id })
+    }
 }
 
 impl Shared {
@@ -361,12 +371,12 @@ impl Shared {
         let _relaxed = RelaxedCaptureMode::new(self.driver);
         let mut current = ptr::null_mut();
         // SAFETY: the function writes one handle.
-        check("cuCtxGetCurrent", unsafe { (functions.cuCtxGetCurrent)(&raw mut current) })?;
+        unsafe { functions.cuCtxGetCurrent(&raw mut current) }?;
         if current == self.raw {
             return call(functions);
         }
         // SAFETY: the context is retained for as long as this value lives.
-        check("cuCtxPushCurrent_v2", unsafe { (functions.cuCtxPushCurrent_v2)(self.raw) })?;
+        unsafe { functions.cuCtxPushCurrent_v2(self.raw) }?;
         let _pushed = Pushed { functions, failed_drops: &self.failed_drops };
         call(functions)
     }
@@ -390,8 +400,8 @@ impl Drop for Shared {
             note_failed_drop(self, &error);
         }
         // SAFETY: this value retained it once, when it was created.
-        let code = unsafe { (self.driver.functions().cuDevicePrimaryCtxRelease_v2)(self.handle) };
-        if let Err(error) = check("cuDevicePrimaryCtxRelease_v2", code) {
+        let released = unsafe { self.driver.functions().cuDevicePrimaryCtxRelease_v2(self.handle) };
+        if let Err(error) = released {
             note_failed_drop(self, &error);
         }
     }
@@ -421,19 +431,11 @@ impl Drop for Pushed<'_> {
         let mut popped = ptr::null_mut();
         // SAFETY: the function writes one handle. Pushes and pops are balanced, so the popped
         // context is the pushed one.
-        let code = unsafe { (self.functions.cuCtxPopCurrent_v2)(&raw mut popped) };
-        if check("cuCtxPopCurrent_v2", code).is_err() {
+        if unsafe { self.functions.cuCtxPopCurrent_v2(&raw mut popped) }.is_err() {
             // The failure is only counted: callers have locks under which no foreign code may run.
             self.failed_drops.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-impl fmt::Debug for Context {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context")
-            .field("device", &self.0.device.id)
-            .field("lost", &self.lost())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Context, |it| { device: it.0.device.id, lost: it.lost() });

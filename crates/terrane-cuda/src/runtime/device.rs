@@ -78,6 +78,7 @@ impl Device {
 
     /// Reads one device of the driver.
     pub(crate) fn read(driver: Driver, id: DeviceId) -> Result<Self, CudaError> {
+        use CUdevice_attribute::*;
         let functions = driver.functions();
         let device = handle(driver, id)?;
         let attribute = |which| attribute(functions, device, which);
@@ -95,18 +96,14 @@ impl Device {
             .ok(),
             memory: total_memory(functions, device)?,
             compute_capability: (
-                attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-                attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+                attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
             ),
-            multiprocessors: attribute(
-                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-            )?,
-            copy_engines: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT)?,
-            has_memory_pools: attribute(
-                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
-            )? != 0,
+            multiprocessors: attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            copy_engines: attribute(CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT)?,
+            has_memory_pools: attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0,
             uses_host_addresses: attribute(
-                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+                CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
             )? != 0,
         })
     }
@@ -141,7 +138,7 @@ pub(crate) fn handle(driver: Driver, id: DeviceId) -> Result<CUdevice, CudaError
     let mut device = 0;
     let ordinal = c_int::try_from(id.get()).unwrap_or(c_int::MAX);
     // SAFETY: the function writes one number, and checks the ordinal.
-    check("cuDeviceGet", unsafe { (driver.functions().cuDeviceGet)(&raw mut device, ordinal) })?;
+    unsafe { driver.functions().cuDeviceGet(&raw mut device, ordinal) }?;
     Ok(device)
 }
 
@@ -152,16 +149,14 @@ fn attribute(
 ) -> Result<u32, CudaError> {
     let mut value = 0;
     // SAFETY: the function writes one number, and checks the attribute and the device.
-    let code = unsafe { (functions.cuDeviceGetAttribute)(&raw mut value, which, device) };
-    check("cuDeviceGetAttribute", code)?;
+    unsafe { functions.cuDeviceGetAttribute(&raw mut value, which, device) }?;
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
 fn total_memory(functions: &Functions, device: CUdevice) -> Result<ByteCount, CudaError> {
     let mut bytes = 0;
     // SAFETY: the function writes one number, and checks the device.
-    let code = unsafe { (functions.cuDeviceTotalMem_v2)(&raw mut bytes, device) };
-    check("cuDeviceTotalMem_v2", code)?;
+    unsafe { functions.cuDeviceTotalMem_v2(&raw mut bytes, device) }?;
     Ok(ByteCount::from_usize(bytes))
 }
 

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use std::{fmt, ptr, thread};
+use std::{ptr, thread};
 
 use cudarc::driver::sys::{CUevent, CUstream};
 use terrane_core::convert::to_u64;
@@ -13,7 +13,7 @@ use terrane_core::sync::{lock, unpoisoned};
 use terrane_core::{ByteCount, DeviceId};
 
 use crate::driver::functions::Functions;
-use crate::error::{CudaError, check, check_ready};
+use crate::error::{CudaError, check_ready};
 use crate::runtime::context::Context;
 use crate::runtime::stream::{Stream, of_this_thread};
 
@@ -124,10 +124,7 @@ impl Event {
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // Set before the call: a concurrent query must not report that all work has run.
         self.0.state.store(BROKEN, Ordering::SeqCst);
-        if !self.0.context.same(stream.context()) {
-            let device = self.0.context.device().id;
-            return Err(CudaError::WrongContext { what: "stream", device });
-        }
+        self.0.context.check_stream(stream)?;
         self.record_on(stream.raw())
     }
 
@@ -146,7 +143,7 @@ impl Event {
     fn record_on(&self, stream: CUstream) -> Result<(), CudaError> {
         self.0.context.bound(|functions| {
             // SAFETY: event and stream are alive, and of one context, which is current.
-            check("cuEventRecord", unsafe { (functions.cuEventRecord)(self.0.raw.0, stream) })
+            unsafe { functions.cuEventRecord(self.0.raw.0, stream) }
         })?;
         self.0.state.store(RECORDED, Ordering::SeqCst);
         Ok(())
@@ -165,8 +162,7 @@ impl Event {
         }
         context.bound(|functions| {
             // SAFETY: the event is alive, and the context of the stream is current.
-            let code = unsafe { (functions.cuStreamWaitEvent)(of_this_thread(), self.0.raw.0, 0) };
-            check("cuStreamWaitEvent", code)
+            unsafe { functions.cuStreamWaitEvent(of_this_thread(), self.0.raw.0, 0) }
         })
     }
 
@@ -208,10 +204,8 @@ impl Event {
         if !self.is_outstanding()? {
             return Ok(());
         }
-        self.0.context.bound(|functions| {
-            // SAFETY: the event is alive.
-            check("cuEventSynchronize", unsafe { (functions.cuEventSynchronize)(self.0.raw.0) })
-        })
+        // SAFETY: the event is alive.
+        self.0.context.bound(|functions| unsafe { functions.cuEventSynchronize(self.0.raw.0) })
     }
 
     /// Blocks until all work before the mark has run, or `timeout` has passed. Returns whether the
@@ -267,10 +261,9 @@ impl Event {
         let mut milliseconds = 0_f32;
         self.0.context.bound(|functions| {
             // SAFETY: both events are alive; one number is written.
-            let code = unsafe {
-                (functions.cuEventElapsedTime)(&raw mut milliseconds, earlier.0.raw.0, self.0.raw.0)
-            };
-            check("cuEventElapsedTime", code)
+            unsafe {
+                functions.cuEventElapsedTime(&raw mut milliseconds, earlier.0.raw.0, self.0.raw.0)
+            }
         })?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
     }
@@ -317,10 +310,6 @@ impl Event {
         self.0.state.store(BROKEN, Ordering::SeqCst);
     }
 
-    pub(crate) fn raw(&self) -> CUevent {
-        self.0.raw.0
-    }
-
     pub(crate) fn shared(&self) -> &Arc<BorrowedEvent> {
         &self.0
     }
@@ -340,15 +329,9 @@ impl Drop for BorrowedEvent {
     }
 }
 
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Event")
-            .field("handle", &self.0.raw.0)
-            .field("device", &self.0.context.device().id)
-            .field("kind", &self.0.kind)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Event, |it| { handle: it.0.raw.0,
+    device: it.0.context.device().id,
+    kind: it.0.kind });
 
 /// A driver event that its owner must destroy.
 #[derive(Clone, Copy)]
@@ -367,10 +350,8 @@ impl RawEvent {
             EventKind::Queried => DISABLE_TIMING,
         };
         let mut raw = ptr::null_mut();
-        context.bound(|functions| {
-            // SAFETY: the function writes one handle.
-            check("cuEventCreate", unsafe { (functions.cuEventCreate)(&raw mut raw, flags) })
-        })?;
+        // SAFETY: the function writes one handle.
+        context.bound(|functions| unsafe { functions.cuEventCreate(&raw mut raw, flags) })?;
         context.counters().events_created.fetch_add(1, Ordering::Relaxed);
         context.counters().events.add(ByteCount::ZERO);
         Ok(Self(raw))
@@ -380,26 +361,17 @@ impl RawEvent {
     pub(crate) fn destroy(self, functions: &Functions) -> Result<(), CudaError> {
         // SAFETY: an event is destroyed when its context ends, or when the context has enough idle
         // events. In both cases its last user has returned it.
-        check("cuEventDestroy_v2", unsafe { (functions.cuEventDestroy_v2)(self.0) })
+        unsafe { functions.cuEventDestroy_v2(self.0) }
     }
 }
 
-/// The idle events of a context.
+/// The idle events of a context, by their kind.
 #[derive(Default)]
-pub(crate) struct IdleEvents {
-    waited: Mutex<Vec<RawEvent>>,
-    timed: Mutex<Vec<RawEvent>>,
-    queried: Mutex<Vec<RawEvent>>,
-}
+pub(crate) struct IdleEvents([Mutex<Vec<RawEvent>>; 3]);
 
 impl IdleEvents {
     fn of(&self, kind: EventKind) -> MutexGuard<'_, Vec<RawEvent>> {
-        let idle = match kind {
-            EventKind::Waited => &self.waited,
-            EventKind::Timed => &self.timed,
-            EventKind::Queried => &self.queried,
-        };
-        lock(idle)
+        lock(&self.0[kind as usize])
     }
 
     fn take(&self, kind: EventKind) -> Option<RawEvent> {
@@ -417,14 +389,11 @@ impl IdleEvents {
     }
 
     pub(crate) fn count(&self) -> u64 {
-        let kinds = [EventKind::Waited, EventKind::Timed, EventKind::Queried];
-        to_u64(kinds.map(|kind| self.of(kind).len()).iter().sum())
+        to_u64(self.0.iter().map(|idle| lock(idle).len()).sum())
     }
 
     /// Takes all events, for the context's end.
     pub(crate) fn take_all(&mut self) -> Vec<RawEvent> {
-        let kinds = [&mut self.waited, &mut self.timed, &mut self.queried];
-        let lists = kinds.map(|idle| unpoisoned(idle.get_mut()));
-        lists.into_iter().flat_map(std::mem::take).collect()
+        self.0.iter_mut().flat_map(|idle| std::mem::take(unpoisoned(idle.get_mut()))).collect()
     }
 }

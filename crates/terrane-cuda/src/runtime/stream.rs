@@ -77,20 +77,14 @@ impl Stream {
         context.bound(|functions| {
             let (mut lowest, mut highest) = (0, 0);
             // SAFETY: the function writes two numbers.
-            let code = unsafe {
-                (functions.cuCtxGetStreamPriorityRange)(&raw mut lowest, &raw mut highest)
-            };
-            check("cuCtxGetStreamPriorityRange", code)?;
+            unsafe { functions.cuCtxGetStreamPriorityRange(&raw mut lowest, &raw mut highest) }?;
             let priority = match priority {
                 StreamPriority::Lowest => lowest,
                 StreamPriority::Default => 0,
                 StreamPriority::Highest => highest,
             };
             // SAFETY: the function writes one handle.
-            let code = unsafe {
-                (functions.cuStreamCreateWithPriority)(&raw mut raw, NON_BLOCKING, priority)
-            };
-            check("cuStreamCreateWithPriority", code)
+            unsafe { functions.cuStreamCreateWithPriority(&raw mut raw, NON_BLOCKING, priority) }
         })?;
         context.counters().streams.add(ByteCount::ZERO);
         Ok(Self(Arc::new(RawStream { raw, context: context.clone(), owner: None })))
@@ -120,8 +114,7 @@ impl Stream {
         let mut its_context = ptr::null_mut();
         context.bound(|functions| {
             // SAFETY: the caller guarantees a live stream; one handle is written.
-            let code = unsafe { (functions.cuStreamGetCtx)(raw, &raw mut its_context) };
-            check("cuStreamGetCtx", code)
+            unsafe { functions.cuStreamGetCtx(raw, &raw mut its_context) }
         })?;
         if !context.is(its_context) {
             let device = context.device().id;
@@ -190,10 +183,8 @@ impl Stream {
     ///
     /// As for [`is_idle`](Self::is_idle).
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.context().bound(|functions| {
-            // SAFETY: the stream is alive.
-            check("cuStreamSynchronize", unsafe { (functions.cuStreamSynchronize)(self.raw()) })
-        })
+        // SAFETY: the stream is alive.
+        self.context().bound(|functions| unsafe { functions.cuStreamSynchronize(self.raw()) })
     }
 
     /// Makes later work of this stream run after the work that `event` marks, without blocking the
@@ -208,12 +199,9 @@ impl Stream {
         if !event.is_recorded()? {
             return Ok(());
         }
-        self.context().bound(|functions| {
-            // SAFETY: stream and event are alive. The event may be reused at once: the driver has
-            // noted its mark when the call returns.
-            let code = unsafe { (functions.cuStreamWaitEvent)(self.raw(), event.raw(), 0) };
-            check("cuStreamWaitEvent", code)
-        })
+        // SAFETY: the event is alive. It may be reused at once: the driver has noted its mark when
+        // the call returns.
+        unsafe { self.wait_for_handle(event.handle()) }
     }
 
     /// Like [`wait_for`](Self::wait_for), for an event of another library by its handle (a
@@ -229,8 +217,7 @@ impl Stream {
     pub unsafe fn wait_for_handle(&self, event: *mut c_void) -> Result<(), CudaError> {
         self.context().bound(|functions| {
             // SAFETY: the stream is alive, and the caller guarantees a live event.
-            let code = unsafe { (functions.cuStreamWaitEvent)(self.raw(), event.cast(), 0) };
-            check("cuStreamWaitEvent", code)
+            unsafe { functions.cuStreamWaitEvent(self.raw(), event.cast(), 0) }
         })
     }
 
@@ -259,9 +246,7 @@ impl Stream {
         }
         self.context().bound(|functions| {
             // SAFETY: the caller guarantees it for both spans.
-            let code =
-                unsafe { (functions.cuMemcpyAsync)(to, from, length.to_usize(), self.raw()) };
-            check("cuMemcpyAsync", code)
+            unsafe { functions.cuMemcpyAsync(to, from, length.to_usize(), self.raw()) }
         })
     }
 
@@ -287,9 +272,7 @@ impl Stream {
         }
         self.context().bound(|functions| {
             // SAFETY: the caller guarantees it for the span.
-            let code =
-                unsafe { (functions.cuMemsetD8Async)(to, value, length.to_usize(), self.raw()) };
-            check("cuMemsetD8Async", code)
+            unsafe { functions.cuMemsetD8Async(to, value, length.to_usize(), self.raw()) }
         })
     }
 
@@ -325,10 +308,8 @@ impl Drop for RawStream {
             return;
         }
         self.context.counters().streams.subtract(ByteCount::ZERO);
-        self.context.bound_in_drop(|functions| {
-            // SAFETY: the stream was created here, and nothing uses it any more.
-            check("cuStreamDestroy_v2", unsafe { (functions.cuStreamDestroy_v2)(self.raw) })
-        });
+        // SAFETY: the stream was created here, and nothing uses it any more.
+        self.context.bound_in_drop(|functions| unsafe { functions.cuStreamDestroy_v2(self.raw) });
     }
 }
 

@@ -6,7 +6,7 @@ use terrane_core::BackendName;
 
 use super::config::{BackendRequirement, FileAccess};
 use super::io_limit::IoLimit;
-use super::options::{self, BackendOptions};
+use super::options::BackendOptions;
 use crate::bindings::memory_type::MemoryType;
 
 /// A backend of an agent.
@@ -28,14 +28,6 @@ pub(crate) struct Backend {
 impl Backend {
     /// Options that name only this backend.
     pub(crate) fn options(&self) -> &nixl_sys::OptArgs {
-        self.options.raw()
-    }
-
-    /// Options that name this backend and send a notification with the request.
-    pub(crate) fn notifying_options(
-        &self,
-        message: &[u8],
-    ) -> Result<nixl_sys::OptArgs, nixl_sys::NixlError> {
-        options::notifying(&self.raw, message)
+        &self.options.0
     }
 }

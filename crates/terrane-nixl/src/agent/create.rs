@@ -9,12 +9,12 @@ use terrane_core::sync::lock;
 use super::backend::Backend;
 use super::config::{BackendConfig, Parameter};
 use super::io_limit::IoLimit;
-use super::options::BackendOptions;
+use super::options::{BackendOptions, naming};
 use crate::bindings::memory_type::MemoryType;
 use crate::bindings::status::Status;
 use crate::bindings::without_tracing::without_tracing;
 use crate::error::NixlError;
-use crate::probe::NixlInstallation;
+use crate::probe::{NixlInstallation, plugins};
 
 /// The backends that exclude each other: an agent can have only one of them.
 const EXCLUSIVE: [&str; 2] = ["GDS", "GDS_MT"];
@@ -74,8 +74,8 @@ fn create(
         memory.extend(MemoryType::from_raw(types.get(index).map_err(query)?));
     }
     memory.sort_unstable();
-    let options =
-        BackendOptions::of(&raw).map_err(NixlError::during("creating the options of a backend"))?;
+    let created = NixlError::during("creating the options of a backend");
+    let options = BackendOptions(naming([&raw]).map_err(created)?);
     let ios = IoLimit::of(&config);
     let fails_at_the_end = installation.package_version().as_deref() == Some(KNOWN_RELEASE)
         && fails_at_the_end(&config, || known_parameters(agent, &config.name).unwrap_or_default());
@@ -166,7 +166,7 @@ fn available(
     agent: &nixl_sys::Agent,
     installation: &NixlInstallation,
 ) -> Result<Vec<BackendName>, NixlError> {
-    if !installation.plugin_names_are_text() {
+    if !plugins::names_are_text(installation.plugin_directory()) {
         // The bindings panic on such a name.
         return Ok(installation.plugins().iter().map(|plugin| plugin.name().clone()).collect());
     }

@@ -53,7 +53,7 @@ impl IoLimit {
             let found = config.parameters.iter().find(|parameter| parameter.key == key);
             found.and_then(|parameter| parameter.value.trim().parse::<usize>().ok())
         };
-        let (most, minimum, longest) = match config.name.as_str() {
+        let (max, min, longest) = match config.name.as_str() {
             "POSIX" => {
                 let most = parameter("ios_pool_size").unwrap_or(POSIX_DEFAULT);
                 (most.clamp(1, POSIX_MOST), 1, usize::MAX)
@@ -69,13 +69,8 @@ impl IoLimit {
             _ => return None,
         };
         let longest = longest.try_into().unwrap_or(u64::MAX);
-        Some(Arc::new(Self {
-            max: most,
-            min: minimum,
-            longest,
-            in_use: AtomicUsize::new(0),
-            lost: AtomicUsize::new(0),
-        }))
+        let (in_use, lost) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Some(Arc::new(Self { max, min, longest, in_use, lost }))
     }
 
     /// The I/Os that leaked requests do not keep.

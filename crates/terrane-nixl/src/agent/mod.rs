@@ -9,7 +9,6 @@ pub(crate) mod io_limit;
 mod name;
 pub(crate) mod options;
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
@@ -127,12 +126,5 @@ impl Agent {
     }
 }
 
-impl fmt::Debug for Agent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let backends: Vec<_> = self.backends().collect();
-        f.debug_struct("Agent")
-            .field("name", self.name())
-            .field("backends", &backends)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Agent, |it| { name: it.name(),
+    backends: it.backends().collect::<Vec<_>>() });

@@ -1,25 +1,13 @@
 //! The options of NIXL's calls.
 
-use std::fmt;
-
 /// Options that name only one backend, created once.
-pub(crate) struct BackendOptions(nixl_sys::OptArgs);
+pub(crate) struct BackendOptions(pub(super) nixl_sys::OptArgs);
 
 // SAFETY: the options are a C++ value without thread affinity, so any thread may free it. Other
 // code gets only shared references, through which the bindings let NIXL only read.
 unsafe impl Send for BackendOptions {}
 // SAFETY: as above: every operation through a shared reference only reads.
 unsafe impl Sync for BackendOptions {}
-
-impl BackendOptions {
-    pub(super) fn of(backend: &nixl_sys::Backend) -> Result<Self, nixl_sys::NixlError> {
-        Ok(Self(naming([backend])?))
-    }
-
-    pub(super) fn raw(&self) -> &nixl_sys::OptArgs {
-        &self.0
-    }
-}
 
 /// Options that name only these backends.
 pub(crate) fn naming<'a>(
@@ -33,7 +21,7 @@ pub(crate) fn naming<'a>(
 }
 
 /// Options that name a backend and send a notification with the request.
-pub(super) fn notifying(
+pub(crate) fn notifying(
     backend: &nixl_sys::Backend,
     message: &[u8],
 ) -> Result<nixl_sys::OptArgs, nixl_sys::NixlError> {
@@ -43,8 +31,4 @@ pub(super) fn notifying(
     Ok(options)
 }
 
-impl fmt::Debug for BackendOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BackendOptions").finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(BackendOptions {});

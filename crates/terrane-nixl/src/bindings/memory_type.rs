@@ -1,7 +1,5 @@
 //! NIXL's memory types.
 
-use std::fmt;
-
 /// A memory type of NIXL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -43,14 +41,10 @@ impl MemoryType {
     }
 }
 
-impl fmt::Display for MemoryType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Host => "host",
-            Self::Device => "device",
-            Self::File => "file",
-            Self::Block => "block device",
-            Self::Object => "object",
-        })
-    }
-}
+terrane_core::display_names!(MemoryType {
+    Self::Host => "host",
+    Self::Device => "device",
+    Self::File => "file",
+    Self::Block => "block device",
+    Self::Object => "object",
+});

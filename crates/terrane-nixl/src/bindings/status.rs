@@ -1,7 +1,5 @@
 //! The statuses of NIXL's calls.
 
-use std::fmt;
-
 /// The status of a NIXL call, as far as its bindings forward it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -34,17 +32,13 @@ impl Status {
     }
 }
 
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::InvalidParameter => "an argument was refused",
-            Self::Backend => "the backend failed",
-            Self::NotFound => "not found",
-            Self::Refused => "NIXL refused",
-            Self::NoTelemetry => "no telemetry",
-            Self::Bindings => "the bindings failed",
-        })
-    }
-}
+terrane_core::display_names!(Status {
+    Self::InvalidParameter => "an argument was refused",
+    Self::Backend => "the backend failed",
+    Self::NotFound => "not found",
+    Self::Refused => "NIXL refused",
+    Self::NoTelemetry => "no telemetry",
+    Self::Bindings => "the bindings failed",
+});
 
 impl std::error::Error for Status {}

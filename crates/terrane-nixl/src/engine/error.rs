@@ -1,7 +1,5 @@
 //! Failures of requests.
 
-use std::fmt;
-
 use terrane_core::{AgentName, BackendName, OsError};
 
 use crate::bindings::status::Status;
@@ -106,16 +104,12 @@ pub enum NixlStep {
     Notify,
 }
 
-impl fmt::Display for NixlStep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Prepare => "preparing a request",
-            Self::Post => "posting a request",
-            Self::Transfer => "transferring",
-            Self::Notify => "notifying the peer",
-        })
-    }
-}
+terrane_core::display_names!(NixlStep {
+    Self::Prepare => "preparing a request",
+    Self::Post => "posting a request",
+    Self::Transfer => "transferring",
+    Self::Notify => "notifying the peer",
+});
 
 fn with(peer: &Option<AgentName>) -> String {
     peer.as_ref().map(|peer| format!(" with peer {peer}")).unwrap_or_default()

@@ -10,7 +10,6 @@ mod route;
 mod thread;
 mod transfer;
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -248,11 +247,7 @@ impl Drop for NixlEngine {
     }
 }
 
-impl fmt::Debug for NixlEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NixlEngine").field("agent", self.agent()).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(NixlEngine, |it| { agent: it.agent() });
 
 /// The required durability of written files.
 fn durability(plan: &TransferPlan, options: &TransferOptions) -> Durability {

@@ -275,14 +275,10 @@ pub enum PeerChange {
     Registration,
 }
 
-impl std::fmt::Display for PeerChange {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            Self::Connection => "been restarted, or changed its backends,",
-            Self::Registration => "registered the same memory again",
-        })
-    }
-}
+terrane_core::display_names!(PeerChange {
+    Self::Connection => "been restarted, or changed its backends,",
+    Self::Registration => "registered the same memory again",
+});
 
 /// The reason why a peer could not be forgotten.
 #[derive(Clone, Debug, thiserror::Error)]

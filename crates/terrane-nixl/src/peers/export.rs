@@ -13,6 +13,7 @@ use super::metadata::parts::MetadataParts;
 use super::spaces::space_of;
 use crate::agent::Agent;
 use crate::agent::backend::Backend;
+use crate::agent::config::FileAccess;
 use crate::agent::options::naming;
 use crate::bindings::process;
 use crate::bindings::status::Status;
@@ -88,33 +89,20 @@ impl Agent {
             .collect();
 
         let options = naming(backends.iter().map(|backend| &backend.raw)).map_err(failed)?;
-        let mut keys: Option<RegDescList<'_>> = None;
-        for record in &registered {
-            let registered =
-                Descriptor::of(&record.span, first.file_access).map_err(|_| no_backend())?;
-            let keys = match &mut keys {
-                Some(keys) => keys,
-                None => {
-                    keys.insert(RegDescList::new(registered.memory.into_raw()).map_err(failed)?)
-                }
-            };
+        let descriptors = registered.iter().map(|r| Descriptor::of(&r.span, first.file_access));
+        let descriptors: Vec<_> =
+            descriptors.collect::<Result<_, _>>().map_err(|_| no_backend())?;
+        let memory = descriptors.first().ok_or_else(no_backend)?.memory;
+        let mut keys = RegDescList::new(memory.into_raw()).map_err(failed)?;
+        for registered in &descriptors {
             keys.add_desc(registered.address, registered.length, registered.device);
         }
-        let Some(keys) = keys else { return Err(no_backend()) };
         let keys = self.raw().get_local_partial_md(&keys, Some(&options)).map_err(failed)?;
 
         let mut regions = Vec::with_capacity(of_regions.len());
         for (used, index) in of_regions {
             let Some(record) = registered.get(index) else { return Err(no_backend()) };
-            let place = Descriptor::of(&used, first.file_access).map_err(|_| no_backend())?;
-            let space = space_of(&used, place.device).ok_or_else(no_backend)?;
-            let address = to_u64(place.address);
-            regions.push(RegionDescriptor::new(
-                space,
-                address,
-                used.length,
-                record.accepted().cloned(),
-            ));
+            regions.push(described(&used, first.file_access, record).ok_or_else(no_backend)?);
         }
         if reached.is_some() {
             self.check_own_keys(&regions, &backends, &keys)?;
@@ -140,10 +128,7 @@ impl Agent {
             self.created().iter().find(|b| b.name == *name).map(|b| b.file_access)
         };
         let access = record.accepted().find_map(access).ok_or_else(not_ours)?;
-        let place = Descriptor::of(&span, access).map_err(|_| not_ours())?;
-        let space = space_of(&span, place.device).ok_or_else(not_ours)?;
-        let address = to_u64(place.address);
-        Ok(RegionDescriptor::new(space, address, span.length, record.accepted().cloned()))
+        described(&span, access, &record).ok_or_else(not_ours)
     }
 
     /// The registration with this agent that covers `used`, which is a part of `memory`.
@@ -198,4 +183,15 @@ impl Agent {
         let nothing = RegDescList::new(nixl_sys::MemType::Dram)?;
         self.raw().get_local_partial_md(&nothing, None)
     }
+}
+
+/// A span of a registration, as peers see it.
+fn described(
+    span: &Span,
+    access: FileAccess,
+    record: &RegistrationRecord,
+) -> Option<RegionDescriptor> {
+    let place = Descriptor::of(span, access).ok()?;
+    let (space, address) = (space_of(span, place.device)?, to_u64(place.address));
+    Some(RegionDescriptor::new(space, address, span.length, record.accepted().cloned()))
 }

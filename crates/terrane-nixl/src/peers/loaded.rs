@@ -99,14 +99,7 @@ pub(super) struct LoadedPeer {
     pub(super) is_lost: bool,
 }
 
-#[derive(PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct OwnedKeyLocation {
-    backend: Box<str>,
-    memory: MemoryType,
-    device: u64,
-    address: u64,
-    length: u64,
-}
+pub(super) type OwnedKeyLocation = KeyLocation<Box<str>>;
 
 impl OwnedKeyLocation {
     fn space(&self) -> (&str, MemoryType, u64) {
@@ -121,8 +114,8 @@ fn key_locations(layout: &LayoutDescriptor) -> Vec<OwnedKeyLocation> {
     keys.into_iter().flat_map(|keys| keys.memory).map(|key| key.location.into()).collect()
 }
 
-impl From<KeyLocation<'_>> for OwnedKeyLocation {
-    fn from(location: KeyLocation<'_>) -> Self {
+impl From<KeyLocation<&str>> for OwnedKeyLocation {
+    fn from(location: KeyLocation<&str>) -> Self {
         let KeyLocation { backend, memory, device, address, length } = location;
         Self { backend: backend.into(), memory, device, address, length }
     }
@@ -235,8 +228,7 @@ impl LoadedPeer {
 
     /// The first region that shares bytes with a live layout.
     pub(super) fn overlap(&self, described: &LayoutDescriptor) -> Option<u32> {
-        let live = self.layouts.iter().filter(|layout| !layout.endpoint.has_gone());
-        first_shared(live.map(|layout| &*layout.described), described)
+        first_shared(self.live_layouts().map(|layout| &**layout), described)
     }
 
     /// Removes dropped layouts. Returns `true` if there were many: NIXL then has many unused keys.

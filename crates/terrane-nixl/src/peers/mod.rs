@@ -19,7 +19,7 @@ mod overlap;
 mod peer;
 pub(crate) mod peer_use;
 pub(crate) mod remote;
-mod spaces;
+pub(crate) mod spaces;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;

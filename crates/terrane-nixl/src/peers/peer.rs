@@ -34,14 +34,9 @@ impl Peer {
 
     /// Returns an ended peer that NIXL still knows, under its next number.
     pub(super) fn again(&self) -> Self {
+        let (id, state) = (PeerId::next(), Mutex::default());
         let (name, nixl_name) = (self.name.clone(), self.nixl_name.clone());
-        Self {
-            id: PeerId::next(),
-            name,
-            nixl_name,
-            is_checked: self.is_checked,
-            state: Mutex::default(),
-        }
+        Self { id, name, nixl_name, is_checked: self.is_checked, state }
     }
 
     /// Its uses. A panic leaves only counts and flags, which are always consistent.

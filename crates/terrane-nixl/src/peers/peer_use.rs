@@ -1,6 +1,5 @@
 //! The use of a peer by a transfer.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -165,8 +164,4 @@ impl Drop for PeerUse {
     }
 }
 
-impl fmt::Debug for PeerUse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PeerUse").field("peer", &self.peer.id).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(PeerUse, |it| { peer: it.peer.id });

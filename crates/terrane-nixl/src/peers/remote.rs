@@ -1,11 +1,10 @@
 //! Layouts in the memory of peers.
 
-use std::fmt;
 use std::sync::Arc;
 
 use terrane_core::{
-    AgentName, BackendName, BackendOutcome, ByteCount, Location, Memory, PeerId,
-    RegistrationRecord, RemoteAddress, Span, StorageKind,
+    AgentName, BackendName, BackendOutcome, ForeignMemory, Location, PeerId, RegistrationRecord,
+    RemoteAddress, Span, StorageKind,
 };
 use terrane_layout::{Geometry, LayoutBuilder, LayoutError, LayoutFingerprint};
 use terrane_transfer::Endpoint;
@@ -38,9 +37,9 @@ use super::lease::Lease;
 /// So import only from peers that you trust, over a channel that authenticates them.
 #[derive(Clone)]
 pub struct RemoteLayout {
-    endpoint: Endpoint,
-    peer: PeerId,
-    described: Arc<LayoutDescriptor>,
+    pub(super) endpoint: Endpoint,
+    pub(super) peer: PeerId,
+    pub(super) described: Arc<LayoutDescriptor>,
 }
 
 impl RemoteLayout {
@@ -52,28 +51,22 @@ impl RemoteLayout {
     ) -> Result<Self, LayoutError> {
         let described = Arc::clone(described);
         let lease = Arc::new(lease);
-        let memory = described.regions().iter().map(|region| RemoteMemory {
-            at: RemoteAddress { peer, space: region.space(), address: region.address() },
-            length: region.length(),
-            record: RegistrationRecord {
-                agent: described.agent().clone(),
-                span: Span {
-                    kind: StorageKind::Remote(peer),
-                    location: Location::Remote(RemoteAddress {
-                        peer,
-                        space: region.space(),
-                        address: region.address(),
-                    }),
-                    length: region.length(),
-                },
-                backends: region
-                    .backends()
-                    .iter()
-                    .filter(|backend| usable.contains(backend))
-                    .map(|backend| BackendOutcome { backend: backend.clone(), refusal: None })
-                    .collect(),
-            },
-            _lease: Arc::clone(&lease),
+        let memory = described.regions().iter().map(|region| {
+            let at = RemoteAddress { peer, space: region.space(), address: region.address() };
+            let (kind, location) = (StorageKind::Remote(peer), Location::Remote(at));
+            let span = Span { kind, location, length: region.length() };
+            // The peer's claim about its registration, with the backends by which this agent
+            // reaches it.
+            let reached = region.backends().iter().filter(|backend| usable.contains(backend));
+            let accepted =
+                |backend: &BackendName| BackendOutcome { backend: backend.clone(), refusal: None };
+            let backends = reached.map(accepted).collect();
+            let record = RegistrationRecord { agent: described.agent().clone(), span, backends };
+            // SAFETY: the span is constant, and no code in this process dereferences its address.
+            let memory = unsafe { ForeignMemory::new(span, Arc::clone(&lease)) };
+            // SAFETY: the peer states that it has registered the span, and the metadata that NIXL
+            // has loaded proves that.
+            unsafe { memory.with_registration(record) }
         });
         let layout = LayoutBuilder::from_geometry(described.geometry().clone())
             .adopt_memory(memory)
@@ -88,14 +81,6 @@ impl RemoteLayout {
         // this process opens.
         let endpoint = unsafe { Endpoint::sharing(layout) };
         Ok(Self { endpoint, peer, described })
-    }
-
-    pub(super) fn from_parts(
-        endpoint: Endpoint,
-        peer: PeerId,
-        described: Arc<LayoutDescriptor>,
-    ) -> Self {
-        Self { endpoint, peer, described }
     }
 
     /// The layout as an end of transfers.
@@ -158,58 +143,10 @@ impl RemoteLayout {
     pub fn expect_shape(&self, geometry: &Geometry) -> Result<(), GeometryMismatch> {
         self.described.expect_shape(geometry)
     }
-
-    pub(super) fn described(&self) -> &Arc<LayoutDescriptor> {
-        &self.described
-    }
 }
 
-impl fmt::Debug for RemoteLayout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteLayout")
-            .field("peer", &self.peer)
-            .field("agent", self.agent())
-            .field("geometry", &self.geometry().label())
-            .field("storage", &self.storage())
-            .field("fingerprint", &self.fingerprint())
-            .finish_non_exhaustive()
-    }
-}
-
-/// A region of a peer.
-struct RemoteMemory {
-    at: RemoteAddress,
-    length: ByteCount,
-    /// The peer's claim about its registration, with the backends by which this agent reaches it.
-    record: RegistrationRecord,
-    _lease: Arc<Lease>,
-}
-
-// SAFETY: every method returns a constant. The peer states that it has registered the span, and the
-// metadata that NIXL has loaded proves that. No code in this process dereferences the address.
-unsafe impl Memory for RemoteMemory {
-    fn kind(&self) -> StorageKind {
-        StorageKind::Remote(self.at.peer)
-    }
-
-    fn location(&self) -> Location {
-        Location::Remote(self.at)
-    }
-
-    fn length(&self) -> ByteCount {
-        self.length
-    }
-
-    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
-        visit(&self.record);
-    }
-}
-
-impl fmt::Debug for RemoteMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteMemory")
-            .field("at", &self.at)
-            .field("length", &self.length)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(RemoteLayout, |it| { peer: it.peer,
+    agent: it.agent(),
+    geometry: it.geometry().label(),
+    storage: it.storage(),
+    fingerprint: it.fingerprint() });

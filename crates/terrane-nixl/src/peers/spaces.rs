@@ -5,7 +5,7 @@ use terrane_core::{Location, RemoteSpace, Span};
 use crate::bindings::memory_type::MemoryType;
 
 /// A peer's space as NIXL's device number: a device's ordinal, a file's number, 0 for the host.
-pub(super) fn device_of(space: RemoteSpace) -> Option<(MemoryType, u64)> {
+pub(crate) fn device_of(space: RemoteSpace) -> Option<(MemoryType, u64)> {
     Some(match space {
         RemoteSpace::Host => (MemoryType::Host, 0),
         RemoteSpace::Device(device) => (MemoryType::Device, device.get().into()),

@@ -17,10 +17,10 @@
 //! that holds `loaded` does so after it has released that lock.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use terrane_core::PeerId;
-use terrane_core::sync::lock;
+use terrane_core::sync::{attempted, lock};
 
 use super::loaded::LoadedPeers;
 use super::peer::{Peer, PeerState};
@@ -49,11 +49,7 @@ impl PeerTable {
 
     /// The loaded peers, unless another thread holds the lock.
     pub(super) fn try_loaded(&self) -> Option<MutexGuard<'_, LoadedPeers>> {
-        match self.loaded.try_lock() {
-            Ok(loaded) => Some(loaded),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        attempted(self.loaded.try_lock())
     }
 
     /// Whether a peer is on the list of those that may have to end.

@@ -61,11 +61,6 @@ impl NixlInstallation {
         &self.capabilities
     }
 
-    /// Whether the names of all files in the plugin directory are valid UTF-8.
-    pub(crate) fn plugin_names_are_text(&self) -> bool {
-        plugins::names_are_text(&self.plugin_directory)
-    }
-
     /// The plugins in the directory, by name. [`Plugin::check`] tests whether one works.
     #[must_use]
     pub fn plugins(&self) -> Vec<Plugin> {

@@ -80,7 +80,7 @@ pub(super) fn within(directory: &Path) -> Vec<Plugin> {
 }
 
 /// Whether every file name in a directory is valid UTF-8.
-pub(super) fn names_are_text(directory: &Path) -> bool {
+pub(crate) fn names_are_text(directory: &Path) -> bool {
     let Ok(mut entries) = std::fs::read_dir(directory) else { return true };
     entries.all(|entry| entry.is_ok_and(|entry| entry.file_name().to_str().is_some()))
 }

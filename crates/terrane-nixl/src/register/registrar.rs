@@ -31,10 +31,6 @@ pub struct Registrar {
 }
 
 impl Registrar {
-    pub(crate) fn new(agent: Agent, chosen: Vec<(usize, BackendRequirement)>) -> Self {
-        Self { agent, chosen }
-    }
-
     /// The agent whose backends these are.
     #[must_use]
     pub fn agent(&self) -> &Agent {
@@ -90,7 +86,7 @@ impl Agent {
             }
             chosen.push((index, requirement));
         }
-        Ok(Registrar::new(self.clone(), chosen))
+        Ok(Registrar { agent: self.clone(), chosen })
     }
 }
 

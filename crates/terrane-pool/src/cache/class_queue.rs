@@ -24,7 +24,7 @@ pub(crate) struct ClassQueue<B> {
     queue: Mutex<Queue<B>>,
     /// The number of blocks in the queue. It is written under the lock, and read without it.
     count: AtomicUsize,
-    class: usize,
+    pub(crate) class: usize,
     size: u64,
     most: usize,
     occupied: Arc<Occupied>,
@@ -157,10 +157,6 @@ impl<B> ClassQueue<B> {
 
     pub(crate) fn blocks(&self) -> usize {
         self.count.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn class(&self) -> usize {
-        self.class
     }
 
     /// Returns the bytes of the blocks in the queue.

@@ -5,7 +5,6 @@
 //! descriptor in addition to its record. The pool has one set of descriptors for each class and label. They
 //! are in a CPU cache, and two words are passed in registers.
 
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
@@ -34,14 +33,6 @@ pub(crate) struct BlockDescriptor<M: Memory> {
     pub(crate) tag: Tag,
     pub(crate) is: BlockUse,
 }
-
-impl<M: Memory> Clone for BlockDescriptor<M> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<M: Memory> Copy for BlockDescriptor<M> {}
 
 // SAFETY: the pointer is used only as a shared reference, and all threads may use a shared cache.
 unsafe impl<M: Memory> Send for BlockDescriptor<M> {}
@@ -130,8 +121,4 @@ fn make<M: Memory>(cache: &SharedCache<M>, tag: Tag) -> ClassDescriptors<M> {
     all.map(descriptors).collect()
 }
 
-impl<M: Memory> fmt::Debug for Descriptors<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Descriptors").finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Descriptors<M: Memory> {});

@@ -69,6 +69,7 @@ pub(crate) fn report() {}
 
 #[cfg(not(loom))]
 mod linux {
+    use std::ffi::c_long;
     use std::sync::Once;
     use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
     use std::time::Duration;
@@ -147,51 +148,28 @@ mod linux {
     }
 
     // `include/uapi/linux/membarrier.h`.
-    const PRIVATE_EXPEDITED: u64 = 1 << 3;
-    const REGISTER_PRIVATE_EXPEDITED: u64 = 1 << 4;
+    const PRIVATE_EXPEDITED: c_long = 1 << 3;
+    const REGISTER_PRIVATE_EXPEDITED: c_long = 1 << 4;
 
     /// Makes the system call `membarrier(command, 0, 0)`. Returns whether it succeeded.
     ///
-    /// Written in assembly, because one call of three integers does not justify a dependency on
-    /// bindings to the whole C library.
-    #[cfg(all(target_os = "linux", target_arch = "x86_64", not(miri)))]
-    fn membarrier(command: u64) -> bool {
-        const NUMBER: u64 = 324;
-        let result: u64;
-        // SAFETY: the call takes three integers and accesses no memory of this process. The kernel
-        // overwrites rax, rcx and r11, and no other register.
-        unsafe {
-            std::arch::asm!(
-                "syscall",
-                inlateout("rax") NUMBER => result,
-                in("rdi") command,
-                in("rsi") 0_u64,
-                in("rdx") 0_u64,
-                lateout("rcx") _,
-                lateout("r11") _,
-                options(nostack),
-            );
+    /// Declared here, because one call of three integers does not justify a dependency on bindings to
+    /// the whole C library.
+    #[cfg(all(
+        target_os = "linux",
+        any(target_arch = "x86_64", target_arch = "aarch64"),
+        not(miri)
+    ))]
+    fn membarrier(command: c_long) -> bool {
+        const NUMBER: c_long = if cfg!(target_arch = "x86_64") { 324 } else { 283 };
+        const NOTHING: c_long = 0;
+        // SAFETY: the C library of Linux declares it so.
+        unsafe extern "C" {
+            fn syscall(number: c_long, ...) -> c_long;
         }
-        result == 0
-    }
-
-    #[cfg(all(target_os = "linux", target_arch = "aarch64", not(miri)))]
-    fn membarrier(command: u64) -> bool {
-        const NUMBER: u64 = 283;
-        let result: u64;
-        // SAFETY: the call takes three integers and accesses no memory of this process. The kernel
-        // overwrites x0, and no other register.
-        unsafe {
-            std::arch::asm!(
-                "svc 0",
-                in("x8") NUMBER,
-                inlateout("x0") command => result,
-                in("x1") 0_u64,
-                in("x2") 0_u64,
-                options(nostack),
-            );
-        }
-        result == 0
+        // SAFETY: the call takes three integers and accesses no memory of this process, except for
+        // `errno`.
+        unsafe { syscall(NUMBER, command, NOTHING, NOTHING) == 0 }
     }
 
     #[cfg(not(all(
@@ -199,7 +177,7 @@ mod linux {
         any(target_arch = "x86_64", target_arch = "aarch64"),
         not(miri)
     )))]
-    fn membarrier(_command: u64) -> bool {
+    fn membarrier(_command: c_long) -> bool {
         false
     }
 }

@@ -82,7 +82,7 @@ impl<M: Memory> SharedCache<M> {
             occupied,
             table,
             tags: TagTable::new(),
-            account: Arc::new(Account::new()),
+            account: Arc::default(),
             pending,
             threads: (0..options.threads).map(|_| OnceLock::new()).collect(),
             sweeping: Mutex::new(()),

@@ -58,10 +58,6 @@ impl<'cache, M: Memory> SweepGuard<'cache, M> {
         Self::with_lock(cache, cache.sweeping.lock())
     }
 
-    fn try_new(cache: &'cache SharedCache<M>) -> Option<Self> {
-        Some(Self::with_lock(cache, cache.sweeping.try_lock()?))
-    }
-
     fn with_lock(cache: &'cache SharedCache<M>, sweeping: MutexGuard<'cache, ()>) -> Self {
         let reopens = !cache.closed.load(Relaxed);
         let sweep = Self { cache, reopens, _sweeping: sweeping, _report: Report };
@@ -101,15 +97,11 @@ impl<'cache, M: Memory> SweepGuard<'cache, M> {
     /// Empties all stream magazines. The blocks no longer count to the limit.
     fn drain_streams(&mut self) -> Vec<Block<M>> {
         let (mut records, mut credit) = (Vec::new(), 0);
-        let weight = |class| self.cache.weight(class);
-        for thread_cache in self.threads() {
-            let work = |magazines: &mut ThreadMagazines<Block<M>>| {
-                magazines.drain_stream_into(&mut records, weight)
-            };
-            // SAFETY: as in `for_each`.
-            credit += unsafe { thread_cache.sweep(work) };
-        }
-        self.cache.limit.release(credit);
+        let cache = self.cache;
+        self.for_each(|magazines| {
+            credit += magazines.drain_stream_into(&mut records, |class| cache.weight(class));
+        });
+        cache.limit.release(credit);
         records
     }
 }
@@ -258,8 +250,9 @@ impl<M: Memory> SharedCache<M> {
         let last = self.credit_collected.load(Relaxed);
         if now >= last
             && now - last >= COLLECT_INTERVAL
-            && let Some(mut sweep) = SweepGuard::try_new(self)
+            && let Some(sweeping) = self.sweeping.try_lock()
         {
+            let mut sweep = SweepGuard::with_lock(self, sweeping);
             self.credit_collected.store(now, Relaxed);
             sweep.collect_credit();
             drop(sweep);
@@ -315,14 +308,14 @@ impl<M: Memory> SharedCache<M> {
     /// `other`, considers only classes other than that one, and only if they are idle.
     fn evict_oldest(&self, other: Option<(usize, u64)>, wanted: u64) -> Option<Batch<Block<M>>> {
         let take = |queue: &ClassQueue<Block<M>>| {
-            let count = wanted.div_ceil(self.table.size(queue.class()));
+            let count = wanted.div_ceil(self.table.size(queue.class));
             queue.take_oldest(usize::try_from(count).unwrap_or(BATCH).max(1))
         };
         let occupied = self.occupied.iter().filter_map(|class| self.queues.get(class));
         let mut candidates = occupied.filter(|queue| {
             let idle = |(than, now): (usize, u64)| {
                 let age = now.checked_sub(queue.last_used());
-                queue.class() != than && age.is_some_and(|age| age >= IDLE)
+                queue.class != than && age.is_some_and(|age| age >= IDLE)
             };
             other.is_none_or(idle) && !queue.is_empty()
         });

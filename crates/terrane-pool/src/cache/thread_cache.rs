@@ -136,7 +136,7 @@ impl<B> ThreadCache<B> {
     ///
     /// The caller holds the pool's sweeping lock. It has called [`close`](Self::close), then
     /// [`membarrier::heavy`], then [`wait`](Self::wait).
-    pub(crate) unsafe fn sweep<R>(&self, work: impl FnOnce(&mut ThreadMagazines<B>) -> R) -> R {
+    pub(crate) unsafe fn sweep(&self, work: impl FnOnce(&mut ThreadMagazines<B>)) {
         self.magazines.with_mut(|magazines| {
             // SAFETY: the caller promises that the owner has left and cannot enter.
             work(unsafe { &mut *magazines })
@@ -336,7 +336,7 @@ impl<B> ThreadMagazines<B> {
     /// Moves half of a full magazine to its shared queue, and returns the number of blocks that the
     /// queue took. The blocks need not be the oldest.
     pub(crate) fn spill(&mut self, queue: &ClassQueue<B>, now: u64) -> usize {
-        let Some(magazine) = self.classes.get_mut(queue.class()) else { return 0 };
+        let Some(magazine) = self.classes.get_mut(queue.class) else { return 0 };
         let before = magazine.blocks.len();
         if magazine.depth > 0 && before >= magazine.depth {
             let mut left = magazine.depth.div_ceil(2);
@@ -352,7 +352,7 @@ impl<B> ThreadMagazines<B> {
     /// Takes a block from the shared queue, and up to `further` more blocks for the magazine. All of
     /// them count to the limit.
     pub(crate) fn refill(&mut self, queue: &ClassQueue<B>, further: usize, now: u64) -> Option<B> {
-        let magazine = self.classes.get_mut(queue.class())?;
+        let magazine = self.classes.get_mut(queue.class)?;
         // If a sweep has excluded the thread, its magazine may have blocks.
         let room = magazine.depth.saturating_sub(magazine.blocks.len());
         let block = queue.take(further.min(room), now, |block| {

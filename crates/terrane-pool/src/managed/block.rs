@@ -1,7 +1,6 @@
 //! A raw managed allocation.
 
 use std::any::Any;
-use std::fmt;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -90,14 +89,7 @@ impl ManagedBlock {
     }
 }
 
-impl fmt::Debug for ManagedBlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ManagedBlock")
-            .field("handle", &self.handle)
-            .field("uses", &self.uses())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(ManagedBlock, |it| { handle: it.handle, uses: it.uses() });
 
 /// The parts of a block that move between its owner and its manager.
 pub(super) struct Parts<M: Memory> {
@@ -215,14 +207,7 @@ unsafe impl<M: Memory> Memory for TrackedBlock<M> {
     }
 }
 
-impl<M: Memory> fmt::Debug for TrackedBlock<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TrackedBlock")
-            .field("handle", &self.block.handle)
-            .field("span", &self.span)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(TrackedBlock<M: Memory>, |it| { handle: it.block.handle, span: it.span });
 
 /// The streams that use a block, with at most one entry for each stream.
 #[derive(Debug)]

@@ -97,12 +97,8 @@ pub enum Lifecycle {
     Freed,
 }
 
-impl fmt::Display for Lifecycle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Live => "live",
-            Self::PendingFree => "pending free",
-            Self::Freed => "freed",
-        })
-    }
-}
+terrane_core::display_names!(Lifecycle {
+    Self::Live => "live",
+    Self::PendingFree => "pending free",
+    Self::Freed => "freed",
+});

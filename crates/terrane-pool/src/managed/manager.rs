@@ -1,6 +1,5 @@
 //! The manager.
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
@@ -297,22 +296,12 @@ impl<A: Allocate> Inspect for MemoryManager<A> {
     }
 }
 
-impl<A: Allocate> fmt::Debug for MemoryManager<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryManager")
-            .field("kind", &self.upstream.kind())
-            .field("budget", self.budget())
-            .field("allocated", &self.allocated())
-            .field("pending", &self.pending())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(MemoryManager<A: Allocate>, |it| { kind: it.upstream.kind(),
+    budget: it.budget(),
+    allocated: it.allocated(),
+    pending: it.pending() });
 
 impl<M: Memory> Shared<M> {
-    pub(super) fn knows_streams(&self) -> bool {
-        self.deferred.is_some()
-    }
-
     pub(super) fn identity(&self, handle: BlockHandle) -> Result<BlockIdentity, ManagedError> {
         self.registry.lock().identity(handle).cloned()
     }

@@ -122,9 +122,7 @@ impl<T: Pod, M: Memory> TrackedSlice<T, M> {
     /// [`ManagedError::NotHost`] for memory that the processor cannot address.
     pub unsafe fn host_slice(&mut self) -> Result<&mut [T], ManagedError> {
         let kind = self.block.kind();
-        let Location::Host(address) = self.location() else {
-            return Err(ManagedError::NotHost { kind });
-        };
+        let address = self.location().as_host().ok_or(ManagedError::NotHost { kind })?;
         // SAFETY: `new` checked the size and the alignment of the elements. Their memory is valid
         // and initialised while the block lives. Every bit pattern is a valid `T`. The caller
         // promises that nothing else accesses them.

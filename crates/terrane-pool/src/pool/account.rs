@@ -4,30 +4,14 @@ use std::sync::Arc;
 
 use terrane_core::Memory;
 
+use crate::adaptors::attached::Attached;
 use crate::sync::{AtomicU64, Ordering};
 
 /// Memory obtained from the upstream. It counts to the pool's account until it is freed.
-#[derive(Debug)]
-pub(crate) struct Held<M> {
-    // Fields drop in this order, so memory is freed before it leaves the account.
-    memory: M,
-    _charge: Charge,
-}
-
-impl<M: Memory> Held<M> {
-    pub(crate) fn new(memory: M, account: &Arc<Account>) -> Self {
-        let bytes = memory.length().get();
-        account.charge(bytes);
-        Self { memory, _charge: Charge { account: Arc::clone(account), bytes } }
-    }
-
-    pub(crate) fn memory(&self) -> &M {
-        &self.memory
-    }
-}
+pub(crate) type Held<M> = Attached<M, (), Charge>;
 
 #[derive(Debug)]
-struct Charge {
+pub(crate) struct Charge {
     account: Arc<Account>,
     bytes: u64,
 }
@@ -40,20 +24,19 @@ impl Drop for Charge {
 
 /// The bytes that a pool holds of its upstream. They change when blocks are allocated from the
 /// upstream or freed to it, never on a hit.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Account {
     held: AtomicU64,
     peak: AtomicU64,
 }
 
 impl Account {
-    pub(crate) fn new() -> Self {
-        Self { held: AtomicU64::new(0), peak: AtomicU64::new(0) }
-    }
-
-    fn charge(&self, bytes: u64) {
+    /// Charges the account with `memory`.
+    pub(crate) fn hold<M: Memory>(self: &Arc<Self>, memory: M) -> Held<M> {
+        let bytes = memory.length().get();
         let before = self.held.fetch_add(bytes, Ordering::Relaxed);
         self.peak.fetch_max(before + bytes, Ordering::Relaxed);
+        Attached::after(memory, Charge { account: Arc::clone(self), bytes })
     }
 
     pub(crate) fn held(&self) -> u64 {

@@ -1,6 +1,5 @@
 //! A block in use: an owned handle that returns to its pool when dropped.
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
@@ -134,15 +133,9 @@ unsafe impl<M: Memory> Memory for PoolBlock<M> {
     terrane_core::delegate_part!(self, *self.record.memory(), self.record.offset());
 }
 
-impl<M: Memory> fmt::Debug for PoolBlock<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PoolBlock")
-            .field("granted", &self.granted())
-            .field("location", &self.location())
-            .field("stream", &self.stream())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(PoolBlock<M: Memory>, |it| { granted: it.granted(),
+    location: it.location(),
+    stream: it.stream() });
 
 /// Checks that blocks can be sent to other threads, as documented.
 const _: fn() = || {

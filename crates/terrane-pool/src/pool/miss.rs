@@ -7,28 +7,26 @@ use terrane_core::{Allocate, AllocateError, ByteCount, Label, Memory, RegionRequ
 use super::Pool;
 use super::account::Held;
 use super::block::PoolBlock;
+use super::reclaim::{Found, Wanted};
 use super::record::{Block, Record, UNPOOLED};
 use crate::cache::shared_cache::SharedCache;
 use crate::error::PoolError;
-use crate::streams::fence::StreamId;
 use crate::tags::Tag;
 
 /// One in so many misses of a class asks the upstream, although a larger block is cached.
 const SUBSTITUTES: u64 = 64;
 
 impl<A: Allocate> Pool<A> {
-    /// Finds a freed block that is available without waiting.
-    pub(crate) fn take_pending(
-        &self,
-        class: usize,
-        tag: Tag,
-        stream: Option<StreamId>,
-    ) -> Option<Block<A::Memory>> {
+    /// Finds a freed block that is available without waiting. Frees what streams have finished with,
+    /// also without a class.
+    pub(super) fn take_pending(&self, wanted: Wanted<'_>) -> Option<Block<A::Memory>> {
+        let Wanted { tag, class, stream, .. } = wanted;
         let pending = self.cache.pending.as_ref()?;
         if pending.bytes() == 0 {
             return None;
         }
         self.reap();
+        let class = class?;
         if let Some(record) = self.cache.take_shared(class, tag) {
             return Some(record);
         }
@@ -65,11 +63,7 @@ impl<A: Allocate> Pool<A> {
     }
 
     /// Allocates a block of `class` from the upstream. It does not yet count as live.
-    pub(crate) fn fetch(
-        &self,
-        class: usize,
-        label: &Label,
-    ) -> Result<Block<A::Memory>, AllocateError> {
+    pub(crate) fn fetch(&self, class: usize, label: &Label) -> Found<A> {
         let size = self.cache.table.size(class);
         let blocks = self.cache.table.blocks_per_slab();
         self.cache.tick();
@@ -108,19 +102,16 @@ impl<A: Allocate> Pool<A> {
             unit: ByteCount::new(size),
             ..RegionRequest::new(bytes)
         };
-        Ok(Held::new(self.allocate_fitting(&request)?, &self.cache.account))
+        Ok(self.cache.account.hold(self.allocate_fitting(&request)?))
     }
 
     /// Allocates a block that is not pooled.
-    pub(super) fn fetch_one(
-        &self,
-        request: &RegionRequest,
-    ) -> Result<Block<A::Memory>, AllocateError> {
+    pub(super) fn fetch_one(&self, request: &RegionRequest) -> Found<A> {
         // Aligned like a pooled block, as the limits of the pool state.
         let alignment = request.alignment.max(self.options.alignment);
         let memory = self.allocate_fitting(&RegionRequest { alignment, ..request.clone() })?;
         let length = memory.length().get();
-        let held = Held::new(memory, &self.cache.account);
+        let held = self.cache.account.hold(memory);
         Ok(Record::whole(&self.cache, held, UNPOOLED, length))
     }
 

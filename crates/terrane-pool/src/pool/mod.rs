@@ -47,7 +47,7 @@ use crate::streams::fence::{FenceSource, StreamId};
 use crate::streams::pending::PendingFrees;
 use crate::tags::Tag;
 use block::PoolBlock;
-use reclaim::{Callback, Retry, TrimUpstream};
+use reclaim::{Callback, Retry, TrimUpstream, Wanted};
 use record::{Block, UNPOOLED};
 
 /// A pool of blocks over the memory of `A`.
@@ -327,14 +327,16 @@ impl<A: Allocate> Pool<A> {
             return Err(AllocateError::Closed { kind: self.kind(), label: request.label.clone() });
         }
         let Some(class) = self.class_of(request) else {
-            let record = self.or_reclaim(request, tag, None, stream, || self.fetch_one(request))?;
+            let wanted = Wanted { request, tag, class: None, stream };
+            let record = self.or_reclaim(wanted, || self.fetch_one(request))?;
             return Ok(self.make_block(record, tag));
         };
+        let wanted = Wanted { request, tag, class: Some(class), stream };
         if let Some(record) = self.cache.take_shared(class, tag) {
             return Ok(self.block(record, class, tag));
         }
         self.cache.count_miss(class);
-        if let Some(record) = self.take_pending(class, tag, stream) {
+        if let Some(record) = self.take_pending(wanted) {
             return Ok(self.make_block(record, tag));
         }
         // A freed block returns to its own class. A stream that used a larger block would not look for
@@ -344,8 +346,7 @@ impl<A: Allocate> Pool<A> {
         {
             return Ok(block);
         }
-        let fetch = || self.fetch(class, &request.label);
-        let record = self.or_reclaim(request, tag, Some(class), stream, fetch)?;
+        let record = self.or_reclaim(wanted, || self.fetch(class, &request.label))?;
         Ok(self.make_block(record, tag))
     }
 

@@ -54,26 +54,29 @@ pub enum Retry {
 
 pub(crate) type Callback = Arc<dyn Fn(&Exhausted, ByteCount) -> Retry + Send + Sync>;
 
+/// A request that the magazines did not serve.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'r> {
+    pub(crate) request: &'r RegionRequest,
+    pub(crate) tag: Tag,
+    /// `None` if no pooled block serves the request.
+    pub(crate) class: Option<usize>,
+    pub(crate) stream: Option<StreamId>,
+}
+
 /// The block that a step found.
-type Found<A> = Result<Block<<A as Allocate>::Memory>, AllocateError>;
+pub(super) type Found<A> = Result<Block<<A as Allocate>::Memory>, AllocateError>;
 
 impl<A: Allocate> Pool<A> {
     /// Returns the result of `fetch`, counted as live. If the upstream is exhausted, returns the
     /// result of the reclaim instead.
-    pub(crate) fn or_reclaim(
-        &self,
-        request: &RegionRequest,
-        tag: Tag,
-        class: Option<usize>,
-        stream: Option<StreamId>,
-        fetch: impl Fn() -> Found<A>,
-    ) -> Found<A> {
-        let fetch = || fetch().inspect(|record| self.cache.count(tag, record.granted, true));
+    pub(crate) fn or_reclaim(&self, wanted: Wanted<'_>, fetch: impl Fn() -> Found<A>) -> Found<A> {
+        let fetch = || fetch().inspect(|record| self.cache.count(wanted.tag, record.granted, true));
         match fetch() {
             Err(refusal) if refusal.is_exhaustion() => {
                 tracing::debug!(%refusal, "the upstream is exhausted");
                 self.source.reclaim_counts.count(ReclaimStage::Exhausted);
-                self.reclaim(request, tag, class, stream, fetch, refusal)
+                self.reclaim(wanted, fetch, refusal)
             }
             result => result,
         }
@@ -81,16 +84,14 @@ impl<A: Allocate> Pool<A> {
 
     fn reclaim(
         &self,
-        request: &RegionRequest,
-        tag: Tag,
-        class: Option<usize>,
-        stream: Option<StreamId>,
+        wanted: Wanted<'_>,
         fetch: impl Fn() -> Found<A>,
         mut refusal: AllocateError,
     ) -> Found<A> {
+        let Wanted { request, class, .. } = wanted;
         self.cache.note_exhaustion();
         let held = self.cache.account.held();
-        if let Some(record) = self.wait_for_pending(class, tag, stream) {
+        if let Some(record) = self.wait_for_pending(wanted) {
             return self.served(ReclaimStage::Pending, record);
         }
         // Blocks that are not cached went back to the upstream.
@@ -99,13 +100,12 @@ impl<A: Allocate> Pool<A> {
         {
             return self.served(ReclaimStage::Pending, record);
         }
-        if let Some(record) = self.similar(class, request.bytes, tag) {
+        if let Some(record) = self.similar(wanted) {
             return self.served(ReclaimStage::Larger, record);
         }
-        let wanted = class.map_or(request.bytes.get(), |class| self.cache.table.size(class));
-        // The upstream may lack fewer bytes than `wanted`, so any eviction justifies another
-        // request.
-        if self.cache.evict(wanted) > 0
+        let bytes = class.map_or(request.bytes.get(), |class| self.cache.table.size(class));
+        // The upstream may lack fewer than these bytes, so any eviction justifies another request.
+        if self.cache.evict(bytes) > 0
             && let Some(record) = ask_again(&fetch, &mut refusal)?
         {
             return self.served(ReclaimStage::Trimmed, record);
@@ -129,7 +129,7 @@ impl<A: Allocate> Pool<A> {
         {
             attempts += 1;
             let answer = callback(&self.exhausted(attempts), request.bytes);
-            if let Some(record) = self.released(class, request.bytes, tag, stream) {
+            if let Some(record) = self.released(wanted) {
                 return self.served(ReclaimStage::Callback, record);
             }
             self.trim(ByteCount::ZERO);
@@ -140,7 +140,7 @@ impl<A: Allocate> Pool<A> {
                 break;
             }
         }
-        if let Some(record) = self.any_larger(class, tag, stream) {
+        if let Some(record) = self.any_larger(wanted) {
             return self.served(ReclaimStage::Larger, record);
         }
         self.source.reclaim_counts.count(ReclaimStage::Refused);
@@ -165,69 +165,42 @@ impl<A: Allocate> Pool<A> {
     ///
     /// Without a class, no pooled block serves the request, but freed blocks may make room for it.
     /// The pool then waits until nothing is pending.
-    fn wait_for_pending(
-        &self,
-        class: Option<usize>,
-        tag: Tag,
-        stream: Option<StreamId>,
-    ) -> Option<Block<A::Memory>> {
+    fn wait_for_pending(&self, wanted: Wanted<'_>) -> Option<Block<A::Memory>> {
         let pending = self.cache.pending.as_ref()?;
         self.cache.flush_stream_magazines();
         // Blocks that other threads kept for this stream need no wait.
-        if let Some(class) = class
-            && let Some(record) = self.take_pending(class, tag, stream)
-        {
+        if let Some(record) = self.take_pending(wanted) {
             return Some(record);
         }
         let deadline = deadline_after(self.options.pending_wait);
         while pending.bytes() > 0 && pending.wait(deadline) {
-            match class {
-                Some(class) => {
-                    let found = self.take_pending(class, tag, stream);
-                    if found.is_some() {
-                        return found;
-                    }
-                }
-                None => self.reap(),
+            let found = self.take_pending(wanted);
+            if found.is_some() {
+                return found;
             }
         }
         self.reap();
-        class.and_then(|class| self.cache.take_shared(class, tag))
+        wanted.class.and_then(|class| self.cache.take_shared(class, wanted.tag))
     }
 
     /// Takes a cached block of the class, or of a larger class within the accepted waste.
-    fn similar(
-        &self,
-        class: Option<usize>,
-        requested: ByteCount,
-        tag: Tag,
-    ) -> Option<Block<A::Memory>> {
-        let last = self.cache.table.last_within(class?, requested, self.options.larger_class_waste);
-        self.cache.take_anywhere(class?..=last, tag)
+    fn similar(&self, wanted: Wanted<'_>) -> Option<Block<A::Memory>> {
+        let (class, waste) = (wanted.class?, self.options.larger_class_waste);
+        let last = self.cache.table.last_within(class, wanted.request.bytes, waste);
+        self.cache.take_anywhere(class..=last, wanted.tag)
     }
 
     /// Takes a block that the caller's callback has released.
-    fn released(
-        &self,
-        class: Option<usize>,
-        requested: ByteCount,
-        tag: Tag,
-        stream: Option<StreamId>,
-    ) -> Option<Block<A::Memory>> {
-        self.take_pending(class?, tag, stream).or_else(|| self.similar(class, requested, tag))
+    fn released(&self, wanted: Wanted<'_>) -> Option<Block<A::Memory>> {
+        self.take_pending(wanted).or_else(|| self.similar(wanted))
     }
 
     /// Takes a freed block of any class that is large enough.
-    fn any_larger(
-        &self,
-        class: Option<usize>,
-        tag: Tag,
-        stream: Option<StreamId>,
-    ) -> Option<Block<A::Memory>> {
-        let class = class?;
+    fn any_larger(&self, wanted: Wanted<'_>) -> Option<Block<A::Memory>> {
+        let class = wanted.class?;
         let last = self.cache.table.len().saturating_sub(1);
-        let pending = self.take_pending(class, tag, stream);
-        pending.or_else(|| self.cache.take_anywhere(class..=last, tag))
+        let pending = self.take_pending(wanted);
+        pending.or_else(|| self.cache.take_anywhere(class..=last, wanted.tag))
     }
 
     /// Returns the state of the pool for an error.

@@ -1,6 +1,5 @@
 //! A pool's data on a block, in one allocation. The block moves as a pointer to it.
 
-use std::fmt;
 use std::sync::Arc;
 
 use terrane_core::{ByteCount, Location, Memory, StorageKind};
@@ -129,12 +128,6 @@ impl<M: Memory> PendingBlock for Block<M> {
     }
 }
 
-impl<M: Memory> fmt::Debug for Record<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Record")
-            .field("class", &self.class)
-            .field("granted", &self.granted)
-            .field("location", &self.location)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Record<M: Memory>, |it| { class: it.class,
+    granted: it.granted,
+    location: it.location });

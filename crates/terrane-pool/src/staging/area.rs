@@ -1,6 +1,5 @@
 //! The area that provides staging buffers, and keeps them until they can be freed.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,14 +79,8 @@ impl<A: Allocate> Clone for StagingArea<A> {
     }
 }
 
-impl<A: Allocate> fmt::Debug for StagingArea<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StagingArea")
-            .field("kind", &self.0.upstream.kind())
-            .field("pending", &self.pending())
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(StagingArea<A: Allocate>, |it| { kind: it.0.upstream.kind(),
+    pending: it.pending() });
 
 /// The fence source of an area without streams. The area never creates a fence with it.
 #[derive(Debug)]

@@ -15,34 +15,24 @@ pub struct DispatchSet<A: Allocate> {
     lease: Lease<A>,
     /// The buffer of each allocation; `None` for an allocation of zero bytes.
     allocations: Vec<Option<usize>>,
-    parameters: Parameters,
+    /// The parameter buffer; `Some(None)` for one of zero bytes.
+    parameters: Option<Option<usize>>,
 }
 
 /// The index of an allocation in a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AllocationId(usize);
 
-#[derive(Clone, Copy, Debug)]
-enum Parameters {
-    None,
-    /// `None` for a buffer of zero bytes.
-    Buffer(Option<usize>),
-}
-
 impl<A: Allocate> StagingArea<A> {
     /// Creates an empty dispatch set.
     #[must_use]
     pub fn dispatch_set(&self) -> DispatchSet<A> {
-        DispatchSet::new(self.clone())
+        let lease = Lease::new(self.clone());
+        DispatchSet { lease, allocations: Vec::new(), parameters: None }
     }
 }
 
 impl<A: Allocate> DispatchSet<A> {
-    pub(super) fn new(area: StagingArea<A>) -> Self {
-        let (lease, parameters) = (Lease::new(area), Parameters::None);
-        Self { lease, allocations: Vec::new(), parameters }
-    }
-
     /// Reserves space for `additional` allocations and the parameter buffer.
     ///
     /// # Errors
@@ -73,11 +63,11 @@ impl<A: Allocate> DispatchSet<A> {
     /// [`StagingError::ParametersTaken`] if the set has one; otherwise as for
     /// [`allocate`](Self::allocate).
     pub fn parameters(&mut self, bytes: ByteCount) -> Result<(), StagingError> {
-        if matches!(self.parameters, Parameters::Buffer(_)) {
+        if self.parameters.is_some() {
             return Err(StagingError::ParametersTaken);
         }
         let request = RegionRequest::new(bytes).labelled("dispatch parameters");
-        self.parameters = Parameters::Buffer(self.lease.allocate_buffer(&request)?);
+        self.parameters = Some(self.lease.allocate_buffer(&request)?);
         Ok(())
     }
 
@@ -132,19 +122,14 @@ impl<A: Allocate> Launched<A> {
 
     /// Iterates over the locations of all allocations, in the order of allocation.
     pub fn locations(&self) -> impl Iterator<Item = Option<Location>> {
-        self.set
-            .allocations
-            .iter()
-            .map(|buffer| buffer.and_then(|index| self.set.lease.location(index)))
+        let location = |buffer: &Option<usize>| self.set.lease.location((*buffer)?);
+        self.set.allocations.iter().map(location)
     }
 
     /// Returns the location of the parameter buffer, if there is one that is not empty.
     #[must_use]
     pub fn parameters(&self) -> Option<Location> {
-        match self.set.parameters {
-            Parameters::Buffer(Some(index)) => self.set.lease.location(index),
-            Parameters::Buffer(None) | Parameters::None => None,
-        }
+        self.set.lease.location(self.set.parameters??)
     }
 
     /// Declares that all the work has been submitted. Dropping a launched set does the same.

@@ -1,10 +1,8 @@
 //! Buffers that are freed together, when the streams that use them are done.
 
-use std::fmt;
 use std::mem::{self, ManuallyDrop};
 use std::time::Duration;
 
-use smallvec::SmallVec;
 use terrane_core::{Allocate, ByteCount, Location, Memory, RegionRequest};
 
 use super::area::StagingArea;
@@ -16,21 +14,13 @@ use crate::streams::fence::{StreamId, deadline_after};
 pub(super) struct Lease<A: Allocate> {
     area: StagingArea<A>,
     buffers: Vec<A::Memory>,
-    hold: Hold,
-}
-
-/// The work that must finish before buffers can be freed.
-enum Hold {
-    Nothing,
-    /// Work may still be submitted to these streams.
-    Streams(SmallVec<[StreamId; 2]>),
-    /// All work has been submitted before these marks.
-    Marks(Marks),
+    /// The work that must finish before the buffers can be freed.
+    marks: Marks,
 }
 
 impl<A: Allocate> Lease<A> {
     pub(super) fn new(area: StagingArea<A>) -> Self {
-        Self { area, buffers: Vec::new(), hold: Hold::Nothing }
+        Self { area, buffers: Vec::new(), marks: Marks::default() }
     }
 
     pub(super) fn try_reserve(&mut self, additional: usize) -> Result<(), StagingError> {
@@ -68,37 +58,28 @@ impl<A: Allocate> Lease<A> {
         if !streams.is_empty() && !self.area.knows_streams() {
             return Err(StagingError::NoFences);
         }
-        self.hold = Hold::Streams(streams.iter().copied().collect());
+        self.marks = Marks::unmarked(streams.iter().copied());
         Ok(())
     }
 
     /// Declares that all the work that uses the buffers has been submitted.
     pub(super) fn submitted(&mut self) {
-        if let Hold::Streams(streams) = &self.hold {
-            let marks = Marks::new(self.area.deferred().fences(), streams.iter().copied());
-            self.hold = Hold::Marks(marks);
-        }
+        self.marks.mark(self.area.deferred().fences());
     }
 
-    /// Returns whether no stream uses the buffers any more.
+    /// Returns whether no stream uses the buffers any more, after [`submitted`](Self::submitted).
     pub(super) fn is_complete(&mut self) -> Result<bool, StagingError> {
-        match &mut self.hold {
-            Hold::Nothing => Ok(true),
-            Hold::Streams(streams) => Ok(streams.is_empty()),
-            Hold::Marks(marks) => Ok(marks.are_passed(self.area.deferred().fences())?),
-        }
+        Ok(self.marks.are_passed(self.area.deferred().fences())?)
     }
 
-    /// Waits until no stream uses the buffers any more.
+    /// Waits until no stream uses the buffers any more, after [`submitted`](Self::submitted).
     pub(super) fn wait(&mut self, timeout: Duration) -> Result<(), StagingError> {
-        let is_complete = match &mut self.hold {
-            Hold::Nothing => true,
-            Hold::Streams(streams) => streams.is_empty(),
-            Hold::Marks(marks) => {
-                marks.wait(self.area.deferred().fences(), deadline_after(timeout))?
-            }
-        };
-        if is_complete { Ok(()) } else { Err(StagingError::TimedOut { waited: timeout }) }
+        let fences = self.area.deferred().fences();
+        if self.marks.wait(fences, deadline_after(timeout))? {
+            Ok(())
+        } else {
+            Err(StagingError::TimedOut { waited: timeout })
+        }
     }
 }
 
@@ -107,10 +88,7 @@ impl<A: Allocate> Drop for Lease<A> {
         // If a fence panics, the buffers are leaked.
         let buffers = ManuallyDrop::new(mem::take(&mut self.buffers));
         self.submitted();
-        let mut marks = match mem::replace(&mut self.hold, Hold::Nothing) {
-            Hold::Marks(marks) => marks,
-            Hold::Nothing | Hold::Streams(_) => Marks::default(),
-        };
+        let mut marks = mem::take(&mut self.marks);
         let deferred = self.area.deferred();
         let is_passed = marks.are_passed(deferred.fences());
         let buffers = ManuallyDrop::into_inner(buffers);
@@ -120,15 +98,8 @@ impl<A: Allocate> Drop for Lease<A> {
     }
 }
 
-impl<A: Allocate> fmt::Debug for Lease<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes: Result<ByteCount, _> = self.buffers.iter().map(Memory::length).collect();
-        f.debug_struct("Lease")
-            .field("buffers", &self.buffers.len())
-            .field("bytes", &bytes)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(Lease<A: Allocate>, |it| { buffers: it.buffers.len(),
+    bytes: it.buffers.iter().map(Memory::length).collect::<Result<ByteCount, _>>() });
 
 pub(super) fn try_reserve<T>(entries: &mut Vec<T>, additional: usize) -> Result<(), StagingError> {
     entries

@@ -69,19 +69,14 @@ impl<A: Allocate> StagingArea<A> {
     /// [`StagingError::NotHost`] if the upstream's memory is not host memory.
     pub fn transfer_table(&self) -> Result<TransferTable<A>, StagingError> {
         let kind = self.upstream().kind();
-        if kind.is_host() {
-            Ok(TransferTable::new(self.clone()))
-        } else {
-            Err(StagingError::NotHost { kind })
+        if !kind.is_host() {
+            return Err(StagingError::NotHost { kind });
         }
+        Ok(TransferTable { lease: Lease::new(self.clone()), entries: Vec::new() })
     }
 }
 
 impl<A: Allocate> TransferTable<A> {
-    pub(super) fn new(area: StagingArea<A>) -> Self {
-        Self { lease: Lease::new(area), entries: Vec::new() }
-    }
-
     /// Reserves space for `additional` entries.
     ///
     /// # Errors

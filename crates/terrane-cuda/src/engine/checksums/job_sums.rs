@@ -92,7 +92,7 @@ impl JobSums {
         let ChunkOrder { is_in_order, sorted } = order();
         let limits = SumLimits::of(shared, direction);
         let pairs = u32::try_from(job.checksums()).ok()?;
-        let all = all_bytes(shape.block_bytes(), index(pairs));
+        let all = all_bytes(shape.block_bytes, index(pairs));
         let is_source = side == Side::Source;
         let launch = limits.largest_launch(all, is_in_order && !is_source, is_source);
         Some(Box::new(Self {
@@ -168,7 +168,7 @@ impl JobSums {
         let (host, device) = memory.ok_or_else(missing)?;
         let (from, to) = (host.location(), device.location());
         let numbers = from.as_host().ok_or_else(missing)?.as_ptr().cast::<u64>();
-        let table_numbers = tables.numbers();
+        let table_numbers = &*tables.numbers;
         let bytes = ByteCount::from_usize(size_of_val(table_numbers));
         // SAFETY: the memory has room for the numbers, is aligned to pages, and belongs to this job
         // alone. An earlier copy of the same numbers reads the same bytes.
@@ -219,14 +219,14 @@ impl JobSums {
             return Err(missing());
         };
         while self.summed < end {
-            let max_pairs = tables.most_pairs().min(self.limits.pairs(self.shape.block_bytes()));
+            let max_pairs = tables.most_pairs().min(self.limits.pairs(self.shape.block_bytes));
             let some = (end - self.summed).min(max_pairs);
             let pairs = self.summed..self.summed + some;
             let launch = tables.launch(&self.shape, device.address().get(), pairs);
             let ctas = self.limits.ctas(ctas, some.saturating_mul(tables.segments()));
             // SAFETY: the tables are in the job's memory, before this work of the stream. The
             // places are those of the plan's blocks, whose bytes the caller guarantees.
-            unsafe { kernels.sum_blocks(stream, &launch, tables.width(), ctas) }?;
+            unsafe { kernels.sum_blocks(stream, &launch, tables.width, ctas) }?;
             self.summed += some;
         }
         Ok(())
@@ -243,7 +243,7 @@ impl JobSums {
         let (Some(tables), Some((host, device))) = (&self.tables, memory) else {
             return Err(missing());
         };
-        let behind = ByteCount::from_usize(size_of_val(tables.numbers()));
+        let behind = ByteCount::from_usize(size_of_val(&*tables.numbers));
         let to = host.location().checked_add(behind).ok_or_else(missing)?;
         // SAFETY: the room has as many bytes behind the tables, and lives until the job has ended.
         unsafe { stream.copy(device.location(), to, tables.sum_bytes()) }?;
@@ -272,11 +272,11 @@ impl JobSums {
         };
         let Some(numbers) = host.location().as_host() else { return };
         let numbers = numbers.as_ptr().cast::<u64>();
-        let of_length = !Crc64Shift::of(self.shape.block_bytes()).apply(u64::MAX);
+        let of_length = !Crc64Shift::of(self.shape.block_bytes).apply(u64::MAX);
         let destinations = job.plan().destination_blocks();
         for pair in 0..index(self.pairs) {
             // SAFETY: the memory has one number for each pair behind the tables.
-            let place = unsafe { numbers.add(tables.numbers().len() + pair) };
+            let place = unsafe { numbers.add(tables.numbers.len() + pair) };
             // SAFETY: the device has written it, and nothing writes it now.
             let sum = unsafe { place.read() };
             let sorted = self.sorted.as_ref().and_then(|sorted| sorted.get(pair));

@@ -16,13 +16,13 @@ use crate::kernels::width::CopyWidth;
 /// The sections of a block in canonical order.
 #[derive(Clone, Debug)]
 pub(crate) struct SumShape {
-    sections: Vec<PieceOrder>,
+    pub(super) sections: Vec<PieceOrder>,
     /// The number of sections with layers, which come first.
     layered: usize,
-    layers: Range<u32>,
+    pub(super) layers: Range<u32>,
     /// The bytes of all sections with layers, in one layer.
     layer_bytes: u64,
-    block_bytes: u64,
+    pub(super) block_bytes: u64,
 }
 
 /// The bytes of a section in one layer of a block.
@@ -81,20 +81,8 @@ impl SumShape {
         is_addressable.then_some(Self { sections, layered, layers, layer_bytes, block_bytes })
     }
 
-    pub(crate) fn sections(&self) -> &[PieceOrder] {
-        &self.sections
-    }
-
-    pub(crate) fn layers(&self) -> Range<u32> {
-        self.layers.clone()
-    }
-
     pub(crate) fn layer_count(&self) -> u32 {
         self.layers.end - self.layers.start
-    }
-
-    pub(crate) fn block_bytes(&self) -> u64 {
-        self.block_bytes
     }
 
     /// The widest words of which all lengths and strides are multiples, and all these addresses.
@@ -291,8 +279,8 @@ mod tests {
             let width = shape.width([64].into_iter());
             let launch = shape.launch(width);
             let words = u64::from(launch.block_words) * u64::from(width.bytes());
-            assert_eq!(words, shape.block_bytes(), "{name}");
-            assert_eq!(to_u64(shape.sections().len()), u64::from(launch.sections));
+            assert_eq!(words, shape.block_bytes, "{name}");
+            assert_eq!(to_u64(shape.sections.len()), u64::from(launch.sections));
         }
     }
 }

@@ -20,8 +20,8 @@ use crate::kernels::width::CopyWidth;
 /// the same numbers, and then room for the finished sums.
 #[derive(Debug)]
 pub(crate) struct SumTables {
-    numbers: Vec<u64>,
-    width: CopyWidth,
+    pub(super) numbers: Vec<u64>,
+    pub(super) width: CopyWidth,
     segmentation: Segmentation,
     counts: Counts,
 }
@@ -57,7 +57,7 @@ impl Segmentation {
     /// Segments of which each warp of the largest launch takes a few, so that all warps end at about
     /// the same time.
     fn of(shape: &SumShape, launch: LargestLaunch) -> Self {
-        let block = shape.block_bytes().max(1);
+        let block = shape.block_bytes.max(1);
         let share = launch.bytes / (u64::from(launch.warps) * u64::from(SEGMENTS_PER_WARP)).max(1);
         let bytes = share.clamp(SHORTEST, LONGEST).max(block / MAX_SEGMENTS);
         let bytes = bytes.next_multiple_of(ROW_BYTES);
@@ -67,7 +67,7 @@ impl Segmentation {
 
 impl Counts {
     fn of(shape: &SumShape, pairs: usize, segmentation: Segmentation) -> Self {
-        let sections = shape.sections().len();
+        let sections = shape.sections.len();
         Self {
             pairs,
             segments: index(segmentation.count),
@@ -106,18 +106,18 @@ impl SumTables {
             let RegionOffset { region, offset } = piece.section.begin(block, layer);
             mapping.copy_address(region, offset.checked_add(piece.skipped)?)
         };
-        for piece in shape.sections() {
+        for piece in &shape.sections {
             let first = place(piece, [0, 0])?;
             let layers = u32::try_from(piece.section.steps(terrane_layout::Axis::Layer).count());
             let layers = layers.ok()?;
-            for layer in shape.layers() {
+            for layer in shape.layers.clone() {
                 // A section without layers has one place.
                 let layer = if layers > 1 { layer } else { 0 };
                 numbers.push(place(piece, [0, layer])?.wrapping_sub(first));
             }
         }
         for &block in blocks {
-            for piece in shape.sections() {
+            for piece in &shape.sections {
                 numbers.push(place(piece, [block, 0])?);
             }
         }
@@ -126,18 +126,9 @@ impl SumTables {
         Some(Self { numbers, width, segmentation, counts })
     }
 
-    /// The numbers that the device needs.
-    pub(crate) fn numbers(&self) -> &[u64] {
-        &self.numbers
-    }
-
     /// The bytes of the sums, which come first.
     pub(crate) fn sum_bytes(&self) -> ByteCount {
         ByteCount::new(to_u64(self.counts.pairs) * NUMBER)
-    }
-
-    pub(crate) fn width(&self) -> CopyWidth {
-        self.width
     }
 
     /// The launch that adds the sums of some pairs, if the tables are at this address.

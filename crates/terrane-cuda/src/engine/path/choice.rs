@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use terrane_transfer::calibration::Calibration;
-use terrane_transfer::calibration::{CopyPath, Direction};
+use terrane_transfer::calibration::{Calibration, CopyPath, Direction};
 
 /// The properties of a transfer that determine its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -200,10 +200,8 @@ impl Bench {
     ) -> Result<Option<[Sample; 4]>, BoxedCause> {
         let mut samples = [Sample { seconds: 0.0, bytes: 0.0, pieces: 0.0 }; 4];
         for (sample, cells) in samples.iter_mut().zip(shapes(path, self.options.bytes.get())) {
-            match self.sample(direction, path, cells)? {
-                Some(found) => *sample = found,
-                None => return Ok(None),
-            }
+            let Some(found) = self.sample(direction, path, cells)? else { return Ok(None) };
+            *sample = found;
         }
         Ok(Some(samples))
     }

@@ -59,22 +59,17 @@ impl Decision for PathDecision {
 impl DeviceEngine {
     /// The direction of a plan's copy relative to this device, if a device engine copies it.
     pub(crate) fn direction(&self, plan: &TransferPlan) -> Option<Direction> {
+        use StorageKind::{Device, Pinned};
         let own = self.shared.context.device().id;
         match (plan.source().kind(), plan.destination().kind()) {
-            (StorageKind::Pinned, StorageKind::Device(to)) if to == own => {
-                Some(Direction::ToDevice)
-            }
-            (StorageKind::Device(from), StorageKind::Pinned) if from == own => {
-                Some(Direction::ToHost)
-            }
-            (StorageKind::Device(from), StorageKind::Device(to)) => {
-                match (from == own, to == own) {
-                    (true, true) => Some(Direction::WithinDevice),
-                    (true, false) => Some(Direction::ToPeer),
-                    (false, true) => Some(Direction::FromPeer),
-                    (false, false) => None,
-                }
-            }
+            (Pinned, Device(to)) if to == own => Some(Direction::ToDevice),
+            (Device(from), Pinned) if from == own => Some(Direction::ToHost),
+            (Device(from), Device(to)) => match (from == own, to == own) {
+                (true, true) => Some(Direction::WithinDevice),
+                (true, false) => Some(Direction::ToPeer),
+                (false, true) => Some(Direction::FromPeer),
+                (false, false) => None,
+            },
             _ => None,
         }
     }

@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use terrane_core::{
-    ByteCount, Capability, CapabilityReport, CapabilityStatus, DeviceAddress, HostAddress,
-    Location, Memory, OsError, Reason, RegionRequest, Requirement,
+    ByteCount, Capability, CapabilityReport, CapabilityStatus, DeviceAddress, HostAddress, Memory,
+    OsError, Reason, RegionRequest, Requirement,
 };
 use terrane_storage::{BringUp, BringUpProducer, StorageError, SystemAllocator, SystemMemory};
 
@@ -64,9 +64,7 @@ impl PinnedAllocator {
         let memory = self.system.allocate_untouched(request).map_err(host_memory)?;
         report.extend(memory.capabilities().outcomes().iter().cloned());
         let (length, location) = (memory.length(), memory.location());
-        let Location::Host(address) = location else {
-            return Err(CudaError::Unreachable { location });
-        };
+        let address = location.as_host().ok_or(CudaError::Unreachable { location })?;
         let (bring_up, producer) = PinnedBringUp::new(length);
         let (memory, end) = (Arc::new(memory), Arc::new(End::default()));
         let raise = Raise {
@@ -102,11 +100,11 @@ impl PinnedAllocator {
 #[derive(Debug)]
 pub(super) struct Rising {
     context: Context,
-    bring_up: PinnedBringUp,
+    pub(super) bring_up: PinnedBringUp,
     /// The background thread, which the drop joins. Its return value unregisters the memory when it
     /// drops.
     thread: Option<JoinHandle<Registrations>>,
-    step: ByteCount,
+    pub(super) step: ByteCount,
     requirement: Requirement,
     end: Arc<End>,
     _memory: Arc<SystemMemory>,
@@ -121,14 +119,6 @@ struct End {
 }
 
 impl Rising {
-    pub(super) const fn registration_length(&self) -> ByteCount {
-        self.step
-    }
-
-    pub(super) const fn bring_up(&self) -> &PinnedBringUp {
-        &self.bring_up
-    }
-
     pub(super) fn device_alias(&self) -> Option<DeviceAddress> {
         *self.end.alias.get()?
     }

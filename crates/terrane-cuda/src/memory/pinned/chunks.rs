@@ -6,7 +6,7 @@ use terrane_core::{Alignment, ByteCount, DeviceAddress, HostAddress};
 use terrane_storage::SystemMemory;
 
 use crate::driver::code::DriverCode;
-use crate::error::{CudaError, check};
+use crate::error::CudaError;
 use crate::memory::pinned::options::LARGEST_REGISTRATION;
 use crate::runtime::context::Context;
 
@@ -24,7 +24,7 @@ pub(super) struct Registrations {
     memory: Arc<SystemMemory>,
     /// Each chunk, in order.
     chunks: Vec<(HostAddress, ByteCount)>,
-    chunk_length: ByteCount,
+    pub(super) chunk_length: ByteCount,
 }
 
 impl Registrations {
@@ -83,19 +83,12 @@ impl Registrations {
         self.context.bound(|functions| {
             let (start, bytes) = (chunk.as_ptr().cast(), bytes.to_usize());
             // SAFETY: the memory, and so the chunk, is mapped until it is unregistered.
-            let code =
-                unsafe { (functions.cuMemHostRegister_v2)(start, bytes, PORTABLE_AND_MAPPED) };
-            check("cuMemHostRegister_v2", code)
+            unsafe { functions.cuMemHostRegister_v2(start, bytes, PORTABLE_AND_MAPPED) }
         })?;
         self.context.counters().registered.add(bytes);
         self.chunks.push((chunk, bytes));
         tracing::trace!(%bytes, "host memory is locked for the device");
         Ok(())
-    }
-
-    /// The length in bytes of each chunk but the last, which may be shorter.
-    pub(super) const fn chunk_length(&self) -> ByteCount {
-        self.chunk_length
     }
 
     /// The device address of the first byte, if the device addresses of all chunks are contiguous.
@@ -120,8 +113,7 @@ impl Drop for Registrations {
         for &(chunk, bytes) in self.chunks.iter().rev() {
             let unregistered = self.context.bound(|functions| {
                 // SAFETY: it was registered here, and no copy uses it any more.
-                let code = unsafe { (functions.cuMemHostUnregister)(chunk.as_ptr().cast()) };
-                check("cuMemHostUnregister", code)
+                unsafe { functions.cuMemHostUnregister(chunk.as_ptr().cast()) }
             });
             match unregistered {
                 Err(error) if self.is_still_registered(&error) => {
@@ -160,8 +152,7 @@ pub(crate) fn device_pointer(
     context.bound(|functions| {
         let host = address.as_ptr().cast();
         // SAFETY: one address is written, and the host's address is checked.
-        let code = unsafe { (functions.cuMemHostGetDevicePointer_v2)(&raw mut pointer, host, 0) };
-        check("cuMemHostGetDevicePointer_v2", code)
+        unsafe { functions.cuMemHostGetDevicePointer_v2(&raw mut pointer, host, 0) }
     })?;
     Ok(DeviceAddress::new(pointer))
 }
@@ -180,16 +171,10 @@ pub(super) fn chunk_length(
 ) -> Result<ByteCount, CudaError> {
     let refused = CudaError::UnitTooLarge { unit, largest };
     let largest = largest.min(LARGEST_REGISTRATION);
-    // The least common multiple: the page is a power of two.
+    // The least common multiple: the page is a power of two. A product that saturates is too large.
     let step = match unit.get() {
         0 => page.get(),
-        unit => {
-            let common = Alignment::of(unit).get().min(page.get());
-            match unit.checked_mul(page.get() / common) {
-                Some(step) => step,
-                None => return Err(refused),
-            }
-        }
+        unit => unit.saturating_mul(page.get() / Alignment::of(unit).get().min(page.get())),
     };
     if step > largest.get() {
         return Err(refused);

@@ -4,7 +4,7 @@ use std::ptr::{self, NonNull};
 
 use terrane_core::{Alignment, ByteCount, HostAddress};
 
-use crate::error::{CudaError, check};
+use crate::error::CudaError;
 use crate::runtime::context::Context;
 
 /// `CU_MEMHOSTALLOC_PORTABLE`: for every context; `CU_MEMHOSTALLOC_DEVICEMAP`: in the device's
@@ -16,7 +16,7 @@ const PORTABLE_AND_MAPPED: u32 = 1 | 2;
 pub(super) struct HostAllocation {
     context: Context,
     base: HostAddress,
-    first: HostAddress,
+    pub(super) first: HostAddress,
     length: ByteCount,
 }
 
@@ -37,10 +37,9 @@ impl HostAllocation {
         let mut address = ptr::null_mut();
         context.bound(|functions| {
             // SAFETY: the function writes one address.
-            let code = unsafe {
-                (functions.cuMemHostAlloc)(&raw mut address, bytes.to_usize(), PORTABLE_AND_MAPPED)
-            };
-            check("cuMemHostAlloc", code)
+            unsafe {
+                functions.cuMemHostAlloc(&raw mut address, bytes.to_usize(), PORTABLE_AND_MAPPED)
+            }
         })?;
         let base = HostAddress::new(NonNull::new(address).unwrap_or(NonNull::dangling()));
         // From here on, dropping the value frees the allocation.
@@ -53,10 +52,6 @@ impl HostAllocation {
         unsafe { allocation.first.as_ptr().write_bytes(0, length.to_usize()) };
         Ok(allocation)
     }
-
-    pub(super) const fn first(&self) -> HostAddress {
-        self.first
-    }
 }
 
 impl Drop for HostAllocation {
@@ -64,8 +59,7 @@ impl Drop for HostAllocation {
         self.context.counters().host.subtract(self.length);
         self.context.bound_in_drop(|functions| {
             // SAFETY: it was allocated here, and nothing uses it any more.
-            let code = unsafe { (functions.cuMemFreeHost)(self.base.as_ptr().cast()) };
-            check("cuMemFreeHost", code)
+            unsafe { functions.cuMemFreeHost(self.base.as_ptr().cast()) }
         });
     }
 }

@@ -261,7 +261,7 @@ impl PinnedAllocator {
         self.go_on(ByteCount::ZERO, length)?;
         let entry = entry.unwrap_or_else(|| self.progress.enter(length));
         let allocation = HostAllocation::new(&self.context, length, alignment)?;
-        let address = allocation.first();
+        let address = allocation.first;
         entry.finish();
         Ok(PinnedMemory {
             alias: device_pointer(&self.context, address).ok(),
@@ -346,8 +346,8 @@ impl PinnedMemory {
     #[must_use]
     pub const fn registration_length(&self) -> Option<ByteCount> {
         match &self.backing {
-            Backing::Registered(registrations) => Some(registrations.chunk_length()),
-            Backing::Rising(rising) => Some(rising.registration_length()),
+            Backing::Registered(registrations) => Some(registrations.chunk_length),
+            Backing::Rising(rising) => Some(rising.step),
             Backing::Nothing | Backing::Driver { .. } => None,
         }
     }
@@ -359,7 +359,7 @@ impl PinnedMemory {
     #[must_use]
     pub fn usable_prefix(&self) -> ByteCount {
         match &self.backing {
-            Backing::Rising(rising) => rising.bring_up().usable_prefix(),
+            Backing::Rising(rising) => rising.bring_up.usable_prefix(),
             Backing::Nothing | Backing::Registered(_) | Backing::Driver { .. } => self.length,
         }
     }

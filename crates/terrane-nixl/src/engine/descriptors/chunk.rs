@@ -138,7 +138,7 @@ impl Chunk {
         indices: &mut Vec<i32>,
     ) -> Option<()> {
         indices.clear();
-        let piece = index.piece_bytes().get();
+        let piece = index.piece_bytes.get();
         for (run, from, length) in self.parts(plan) {
             let at = run.at(side);
             let mut remaining = length;

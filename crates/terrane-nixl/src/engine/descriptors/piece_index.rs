@@ -11,7 +11,7 @@ pub(in crate::engine) struct PieceIndex {
     regions: u32,
     /// The pieces of each region.
     pieces: u64,
-    piece_bytes: ByteCount,
+    pub(in crate::engine) piece_bytes: ByteCount,
     /// From the longest stride to the shortest.
     dimensions: SmallVec<[Dimension; 3]>,
 }
@@ -54,11 +54,6 @@ impl PieceIndex {
         dimensions.reverse();
         let (regions, piece_bytes) = (geometry.region_count(), pieces_of.piece_bytes());
         Some(Self { regions, pieces, piece_bytes, dimensions })
-    }
-
-    /// The length of each piece.
-    pub(in crate::engine) fn piece_bytes(&self) -> ByteCount {
-        self.piece_bytes
     }
 
     /// The number of pieces.

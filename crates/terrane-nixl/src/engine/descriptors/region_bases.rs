@@ -1,12 +1,14 @@
 //! The bases of an end's regions in NIXL's terms, computed once for each endpoint.
 
 use terrane_core::convert::to_u64;
-use terrane_core::{ByteCount, Location, RemoteSpace, Span};
+use terrane_core::{ByteCount, Location, Span};
 use terrane_transfer::Endpoint;
 
 use crate::agent::Agent;
+use crate::agent::backend::Backend;
 use crate::agent::config::FileAccess;
 use crate::bindings::memory_type::MemoryType;
+use crate::peers::spaces::device_of;
 use crate::register::descriptor::Descriptor;
 
 /// The memory type of an end, and the bases of its regions for each backend.
@@ -32,12 +34,6 @@ pub(in crate::engine) struct RegionBase {
 impl RegionBases {
     /// The bases of an end in local memory or a local file, in the registrations of the agent.
     pub(in crate::engine) fn local(agent: &Agent, endpoint: &Endpoint) -> Option<Self> {
-        let memory = match endpoint.base(0)? {
-            Location::Host(_) => MemoryType::Host,
-            Location::Device { .. } => MemoryType::Device,
-            Location::File(_) => MemoryType::File,
-            _ => return None,
-        };
         let layout = endpoint.layout();
         let geometry = layout.geometry();
         let registrations = layout.registrations();
@@ -48,69 +44,55 @@ impl RegionBases {
                 ..Span::of(region)
             })
             .collect();
-        let bases: Box<[_]> = agent
-            .created()
-            .iter()
-            .map(|backend| {
-                let accepted = |number: u32, span: &Span| {
-                    registrations.iter().any(|found| {
-                        (found.first_region..=found.last_region).contains(&number)
-                            && found.record.agent == *agent.name()
-                            && found.record.span.covers(span)
-                            && found.record.accepted_by(&backend.name)
-                    })
-                };
-                let base = |(number, span): (u32, &Span)| {
-                    accepted(number, span).then(|| base(span, backend.file_access)).flatten()
-                };
-                (0_u32..).zip(&spans).map(base).collect::<Option<Box<[_]>>>()
-            })
-            .collect();
-        let is_registered = bases.iter().any(Option::is_some);
-        Some(Self { memory, bases, is_registered })
+        let memory = Descriptor::memory_of(spans.first()?).ok()?;
+        Some(Self::of_each_backend(agent, memory, |backend| {
+            let accepted = |number: u32, span: &Span| {
+                registrations.iter().any(|found| {
+                    (found.first_region..=found.last_region).contains(&number)
+                        && found.record.agent == *agent.name()
+                        && found.record.span.covers(span)
+                        && found.record.accepted_by(&backend.name)
+                })
+            };
+            let base = |(number, span): (u32, &Span)| {
+                accepted(number, span).then(|| base(span, backend.file_access)).flatten()
+            };
+            (0_u32..).zip(&spans).map(base).collect()
+        }))
     }
 
     /// The bases of an end in a peer's memory, for the backends that accepted it according to the
     /// peer. Backends with other names cannot reach it.
     pub(in crate::engine) fn remote(agent: &Agent, endpoint: &Endpoint) -> Option<Self> {
-        let memory = match endpoint.base(0)?.as_remote()?.space {
-            RemoteSpace::Host => MemoryType::Host,
-            RemoteSpace::Device(_) => MemoryType::Device,
-            RemoteSpace::File(_) => MemoryType::File,
-            _ => return None,
-        };
+        let (memory, _) = device_of(endpoint.base(0)?.as_remote()?.space)?;
         let registrations = endpoint.layout().registrations();
-        let bases: Option<Box<[RegionBase]>> = endpoint
-            .bases()
-            .iter()
-            .map(|location| {
-                let at = location.as_remote()?;
-                let device = match at.space {
-                    RemoteSpace::Host => 0,
-                    RemoteSpace::Device(device) => device.get().into(),
-                    RemoteSpace::File(number) => number,
-                    _ => return None,
-                };
-                Some(RegionBase { address: at.address, device })
-            })
-            .collect();
+        let base = |location: &Location| {
+            let at = location.as_remote()?;
+            let (_, device) = device_of(at.space)?;
+            Some(RegionBase { address: at.address, device })
+        };
+        let bases: Option<Box<[RegionBase]>> = endpoint.bases().iter().map(base).collect();
         let regions = endpoint.bases().len();
-        let bases: Box<[_]> = agent
-            .created()
-            .iter()
-            .map(|backend| {
-                let accepted = |number: u32| {
-                    registrations.iter().any(|found| {
-                        (found.first_region..=found.last_region).contains(&number)
-                            && found.record.accepted_by(&backend.name)
-                    })
-                };
-                let all = (0_u32..).take(regions).all(accepted);
-                bases.clone().filter(|_| all)
-            })
-            .collect();
+        Some(Self::of_each_backend(agent, memory, |backend| {
+            let accepted = |number: u32| {
+                registrations.iter().any(|found| {
+                    (found.first_region..=found.last_region).contains(&number)
+                        && found.record.accepted_by(&backend.name)
+                })
+            };
+            let all = (0_u32..).take(regions).all(accepted);
+            bases.clone().filter(|_| all)
+        }))
+    }
+
+    fn of_each_backend(
+        agent: &Agent,
+        memory: MemoryType,
+        bases: impl Fn(&Backend) -> Option<Box<[RegionBase]>>,
+    ) -> Self {
+        let bases: Box<[_]> = agent.created().iter().map(bases).collect();
         let is_registered = bases.iter().any(Option::is_some);
-        Some(Self { memory, bases, is_registered })
+        Self { memory, bases, is_registered }
     }
 
     /// The bases of the regions for a backend; `None` if it does not have all regions.

@@ -3,7 +3,6 @@
 pub(super) mod rates;
 
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::Arc;
 
 use terrane_core::{AgentName, BackendName, Location, PeerId, StorageKind};
@@ -88,14 +87,7 @@ impl Operation {
     }
 }
 
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Read => "read",
-            Self::Write => "write",
-        })
-    }
-}
+terrane_core::display_names!(Operation { Self::Read => "read", Self::Write => "write" });
 
 /// The end that is not local memory.
 #[derive(Clone, Debug)]

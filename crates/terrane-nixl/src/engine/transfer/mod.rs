@@ -28,7 +28,6 @@ use crate::bindings::process;
 use crate::bindings::status::Status;
 use crate::peers::peer_use::{PeerUse, Readiness};
 use orphaned::OrphanedRequests;
-use posting::PostResult;
 use request::{Outstanding, Request, RequestState, poll_failed};
 
 /// A transfer, from its submission until it has completed, failed or been orphaned.
@@ -135,11 +134,8 @@ impl NixlTransfer {
             return self.end_failed(agent, changed);
         }
         match self.post_next(agent) {
-            Ok(PostResult::Posted) => TransferProgress::Changed,
-            Ok(PostResult::MustWait | PostResult::NothingLeft) if changed => {
-                TransferProgress::Changed
-            }
-            Ok(PostResult::MustWait | PostResult::NothingLeft) => TransferProgress::Unchanged,
+            Ok(posted) if posted || changed => TransferProgress::Changed,
+            Ok(_) => TransferProgress::Unchanged,
             Err(failure) => {
                 self.failure = Some(failure);
                 self.end_failed(agent, true)

@@ -5,31 +5,23 @@ use terrane_transfer::CopyFailure;
 use super::request::{Request, RequestState};
 use super::{NixlTransfer, engine_failure, file_length};
 use crate::agent::Agent;
+use crate::agent::options::notifying;
 use crate::bindings::status::Status;
 use crate::engine::descriptors::chunk::{Chunk, ListError, PlanPosition, RequestLimits};
 use crate::engine::error::{NixlStep, RequestError};
 use crate::engine::local_and_target::LocalAndTarget;
 use crate::peers::peer_use::{PeerUse, Readiness};
 
-/// The result of an attempt to post.
-pub(super) enum PostResult {
-    /// A request has been posted, or the peer notified.
-    Posted,
-    /// Posting must wait.
-    MustWait,
-    NothingLeft,
-}
-
 impl NixlTransfer {
-    /// Posts a request, or notifies the peer, if either is possible now.
-    pub(super) fn post_next(&mut self, agent: &Agent) -> Result<PostResult, CopyFailure> {
-        let Some(job) = &self.job else { return Ok(PostResult::NothingLeft) };
+    /// Posts a request, or notifies the peer, if either is possible now. Returns whether it did.
+    pub(super) fn post_next(&mut self, agent: &Agent) -> Result<bool, CopyFailure> {
+        let Some(job) = &self.job else { return Ok(false) };
         if self.requests.len() >= self.options.requests.get() {
-            return Ok(PostResult::MustWait);
+            return Ok(false);
         }
         match self.peer.as_ref().map_or(Readiness::Ready, PeerUse::readiness) {
             Readiness::Ready => {}
-            Readiness::Later => return Ok(PostResult::MustWait),
+            Readiness::Later => return Ok(false),
             // NIXL is not called.
             Readiness::Lost => {
                 return Err(self.failed(agent, NixlStep::Prepare, Status::NotFound, None));
@@ -38,23 +30,20 @@ impl NixlTransfer {
         let (plan, options) = (job.plan(), job.options());
         let limits = RequestLimits::of(&self.options, self.route.backend(agent));
         let Some(chunk) = limits.chunk(plan, self.next, options.layer_by_layer) else {
-            return if self.must_notify && self.requests.is_empty() {
-                self.notify(agent)
-            } else {
-                Ok(PostResult::NothingLeft)
-            };
+            let must_notify = self.must_notify && self.requests.is_empty();
+            return if must_notify { self.notify(agent) } else { Ok(false) };
         };
         let is_first = self.next == PlanPosition::default();
         let is_last = chunk.positions.end.run >= plan.runs().len();
         // The last request notifies the peer, so all others must have ended.
         if is_last && self.must_notify && !self.requests.is_empty() {
-            return Ok(PostResult::MustWait);
+            return Ok(false);
         }
         // I/Os become free when other requests have ended.
         let ios = match self.route.backend(agent).and_then(|backend| backend.ios.as_ref()) {
             Some(ios) => match ios.reserve(chunk.descriptors(), chunk.bytes.get()) {
                 Some(reserved) => Some(reserved),
-                None if ios.has_enough() => return Ok(PostResult::MustWait),
+                None if ios.has_enough() => return Ok(false),
                 None => {
                     let backend = self.route.backend_name(agent);
                     return Err(engine_failure(RequestError::NoIosLeft { backend }));
@@ -91,7 +80,7 @@ impl NixlTransfer {
         self.must_notify &= !is_last;
         let is_final = self.route.backend(agent).is_some_and(|backend| backend.fails_at_the_end);
         self.requests.push_back(Request::new(request, ios, chunk, is_final, state));
-        failure.map_or(Ok(PostResult::Posted), Err)
+        failure.map_or(Ok(true), Err)
     }
 
     fn create_request(
@@ -106,7 +95,7 @@ impl NixlTransfer {
         let Some(backend) = self.route.backend(agent) else {
             return Err(ListError::Status(Status::NotFound));
         };
-        let notifying = message.map(|m| backend.notifying_options(m)).transpose();
+        let notifying = message.map(|message| notifying(&backend.raw, message)).transpose();
         let notifying = notifying.map_err(status)?;
         let options = notifying.as_ref().unwrap_or_else(|| backend.options());
         if let Some(request) = self.create_prepared_request(agent, chunk, indices, options) {
@@ -136,10 +125,10 @@ impl NixlTransfer {
         let (route, descriptors) = (&self.route, chunk.descriptors());
         let lists = self.prepared.lists(agent, route, plan, peer, descriptors)?;
         let LocalAndTarget { local, target } = indices;
-        chunk.piece_indices(plan, route.local, lists.local.index(), local)?;
-        chunk.piece_indices(plan, route.target_side(), lists.target.index(), target)?;
+        chunk.piece_indices(plan, route.local, &lists.local.index, local)?;
+        chunk.piece_indices(plan, route.target_side(), &lists.target.index, target)?;
         let (operation, options) = (route.operation.raw(), Some(options));
-        let (local_list, target_list) = (lists.local.raw(), lists.target.raw());
+        let (local_list, target_list) = (&lists.local.raw, &lists.target.raw);
         let raw = agent.raw();
         match raw.make_xfer_req(operation, local_list, local, target_list, target, options) {
             Ok(request) => Some(request),
@@ -152,15 +141,15 @@ impl NixlTransfer {
     }
 
     /// Notifies the peer of a transfer that had no bytes to copy.
-    fn notify(&mut self, agent: &Agent) -> Result<PostResult, CopyFailure> {
+    fn notify(&mut self, agent: &Agent) -> Result<bool, CopyFailure> {
         self.must_notify = false;
         let message = self.job.as_ref().and_then(|job| job.options().notification.clone());
         let (Some(message), Some(peer)) = (message, &self.peer) else {
-            return Ok(PostResult::NothingLeft);
+            return Ok(false);
         };
         let backend = self.route.backend(agent).map(|backend| &backend.raw);
         match agent.raw().send_notification(peer.nixl_name().as_str(), &message, backend) {
-            Ok(()) => Ok(PostResult::Posted),
+            Ok(()) => Ok(true),
             Err(error) => Err(self.failed(agent, NixlStep::Notify, Status::of(&error), None)),
         }
     }

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
+use terrane_core::sync::attempted;
 use terrane_transfer::{CopyJob, WaiterProgress};
 
 use super::orphaned::OrphanedRequests;
@@ -128,12 +129,8 @@ impl SharedTransfer {
         if process::is_forked() {
             return None;
         }
-        let mut state = match self.state.try_lock() {
-            Ok(state) => state,
-            // After a panic, the state can still be advanced, or has ended.
-            Err(TryLockError::Poisoned(state)) => state.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        // After a panic, the state can still be advanced, or has ended.
+        let mut state = attempted(self.state.try_lock())?;
         let State::Active(transfer) = &mut *state else { return Some((state, false)) };
         let orphaned = match transfer.advance(&self.context.agent, &self.context.rates) {
             TransferProgress::Unchanged => return Some((state, false)),

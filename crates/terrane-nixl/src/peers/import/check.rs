@@ -70,11 +70,9 @@ impl Agent {
         let usable: Vec<BackendName> = self.backends().filter(reaches_all).cloned().collect();
         if usable.is_empty() {
             let theirs = described.regions().first().map(|region| region.backends().to_vec());
-            return Err(ImportError::NoCommonBackend {
-                peer: described.agent().clone(),
-                theirs: theirs.unwrap_or_default(),
-                ours: self.backends().cloned().collect(),
-            });
+            let (peer, theirs) = (described.agent().clone(), theirs.unwrap_or_default());
+            let ours = self.backends().cloned().collect();
+            return Err(ImportError::NoCommonBackend { peer, theirs, ours });
         }
         let described = Arc::clone(described);
         Ok(CheckedImport { described, parts, keys: Vec::new(), usable, is_checked: false })

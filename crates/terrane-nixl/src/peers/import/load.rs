@@ -98,7 +98,7 @@ impl Agent {
         new.add_keys(&checked.keys);
         let known = loaded.peers.entry(name.clone()).insert_entry(new).into_mut();
         let layout = RemoteLayout::new(peer.id, lease, &checked.described, &checked.usable)?;
-        known.add_layout(layout.endpoint(), layout.described());
+        known.add_layout(layout.endpoint(), &layout.described);
         Ok(layout)
     }
 
@@ -111,9 +111,10 @@ impl Agent {
         let described = &checked.described;
         let name = || described.agent().clone();
         let peer = Arc::clone(&known.peer);
+        let changed = |change| ImportError::PeerChanged { peer: name(), change };
         let busy = |transfers| ImportError::PeerBusy { peer: peer.name.clone(), transfers };
         if *known.connection != *checked.parts.connection {
-            return Err(ImportError::PeerChanged { peer: name(), change: PeerChange::Connection });
+            return Err(changed(PeerChange::Connection));
         }
         let state = peer.state();
         if state.forgotten || state.poisoned {
@@ -129,13 +130,10 @@ impl Agent {
         let keys = &checked.keys;
         // NIXL can drop unused keys, as below.
         if known.contradicts(keys) && !known.is_stale(keys, known.live_layouts()) {
-            return Err(ImportError::PeerChanged {
-                peer: name(),
-                change: PeerChange::Registration,
-            });
+            return Err(changed(PeerChange::Registration));
         }
         if let Some((endpoint, described)) = known.find(described) {
-            return Ok(RemoteLayout::from_parts(endpoint, peer.id, described));
+            return Ok(RemoteLayout { endpoint, peer: peer.id, described });
         }
         if let Some(region) = known.overlap(described) {
             return Err(ImportError::Overlap { region, peer: name() });
@@ -148,10 +146,7 @@ impl Agent {
             }
         }
         if known.contradicts(keys) {
-            return Err(ImportError::PeerChanged {
-                peer: name(),
-                change: PeerChange::Registration,
-            });
+            return Err(changed(PeerChange::Registration));
         }
         if !checked.is_checked || !known.has_all(keys) {
             // If NIXL refuses keys, it drops all its data of the peer. It then no longer reports
@@ -172,7 +167,7 @@ impl Agent {
         }
         let lease = Lease::new(self, &known.peer, claim);
         let layout = RemoteLayout::new(known.peer.id, lease, described, &checked.usable)?;
-        known.add_layout(layout.endpoint(), layout.described());
+        known.add_layout(layout.endpoint(), &layout.described);
         Ok(layout)
     }
 

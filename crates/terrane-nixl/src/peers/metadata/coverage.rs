@@ -32,7 +32,7 @@ pub(in crate::peers) fn covering<'a>(
     for index in 1..keys.len() {
         let Some([before, key]) = keys.get_mut(index - 1..=index) else { break };
         let (a, b) = (before.location, key.location);
-        let end = |place: &KeyLocation<'_>| place.address.saturating_add(place.length);
+        let end = |place: &KeyLocation<&str>| place.address.saturating_add(place.length);
         if (a.memory, a.device) == (b.memory, b.device) && end(&a) >= end(&b) {
             *key = *before;
         }

@@ -19,8 +19,6 @@ use terrane_core::ByteCount;
 use crate::bindings::memory_type::MemoryType;
 
 const MAGIC: &[u8] = b"nixlSerDes|";
-/// Address, length and device.
-const LOCATION_BYTES: usize = 24;
 
 /// The types of memory, as `nixl_mem_t` numbers them.
 const MEMORY_TYPES: [(u32, MemoryType); 5] = [
@@ -53,15 +51,15 @@ pub(crate) struct ConnectionInfo<'a> {
 /// Memory of an agent that one backend can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryKey<'a> {
-    pub(crate) location: KeyLocation<'a>,
+    pub(crate) location: KeyLocation<&'a str>,
     /// The backend's own data for it.
     pub(crate) key: &'a [u8],
 }
 
 /// The location of memory for which a backend has a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct KeyLocation<'a> {
-    pub(crate) backend: &'a str,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct KeyLocation<B> {
+    pub(crate) backend: B,
     pub(crate) memory: MemoryType,
     pub(crate) device: u64,
     pub(crate) address: u64,
@@ -120,7 +118,7 @@ impl<'a> Metadata<'a> {
     }
 }
 
-impl KeyLocation<'_> {
+impl<B> KeyLocation<B> {
     /// Whether the key covers these bytes of this type and device.
     pub(crate) fn covers(
         &self,
@@ -186,17 +184,25 @@ impl<'a> Input<'a> {
         }
     }
 
-    fn some(&mut self, tag: &[u8], expected: &'static str) -> Result<&'a [u8], MalformedMetadata> {
+    /// The value of an item, as `read` understands it.
+    fn parsed<T>(
+        &mut self,
+        tag: &[u8],
+        expected: &'static str,
+        read: impl FnOnce(&'a [u8]) -> Option<T>,
+    ) -> Result<T, MalformedMetadata> {
         let at = self.malformed(expected);
-        let value = self.item(tag, expected)?;
-        if value.is_empty() { Err(at) } else { Ok(value) }
+        read(self.item(tag, expected)?).ok_or(at)
     }
 
-    /// Printable text without NUL bytes.
+    fn some(&mut self, tag: &[u8], expected: &'static str) -> Result<&'a [u8], MalformedMetadata> {
+        self.parsed(tag, expected, |value| (!value.is_empty()).then_some(value))
+    }
+
+    /// Printable text without NUL bytes; not empty.
     fn text(&mut self, tag: &[u8], expected: &'static str) -> Result<&'a str, MalformedMetadata> {
-        let at = self.malformed(expected);
-        let text = str::from_utf8(self.some(tag, expected)?).map_err(|_| at)?;
-        if text.chars().any(char::is_control) { Err(at) } else { Ok(text) }
+        let is_printable = |text: &&str| !text.is_empty() && !text.chars().any(char::is_control);
+        self.parsed(tag, expected, |value| str::from_utf8(value).ok().filter(is_printable))
     }
 
     fn exactly(
@@ -205,40 +211,33 @@ impl<'a> Input<'a> {
         value: &[u8],
         expected: &'static str,
     ) -> Result<(), MalformedMetadata> {
-        let at = self.malformed(expected);
-        if self.item(tag, expected)? == value { Ok(()) } else { Err(at) }
+        self.parsed(tag, expected, |found| (found == value).then_some(()))
     }
 
     /// The number of items that follow. Each item has at least one byte, so a number that is too
     /// large reaches the end of the input.
     fn count(&mut self, tag: &[u8], expected: &'static str) -> Result<u64, MalformedMetadata> {
-        let at = self.malformed(expected);
-        let value = self.item(tag, expected)?;
-        <[u8; 8]>::try_from(value).map(u64::from_ne_bytes).map_err(|_| at)
+        self.parsed(tag, expected, |value| Some(u64::from_ne_bytes(value.try_into().ok()?)))
     }
 
     fn memory_type(&mut self) -> Result<MemoryType, MalformedMetadata> {
-        const EXPECTED: &str = "type of memory";
-        let at = self.malformed(EXPECTED);
-        let value = self.item(b"t", EXPECTED)?;
-        let tag = <[u8; 4]>::try_from(value).map(u32::from_ne_bytes).map_err(|_| at)?;
-        MEMORY_TYPES.iter().find(|(known, _)| *known == tag).map(|(_, memory)| *memory).ok_or(at)
+        self.parsed(b"t", "type of memory", |value| {
+            let tag = u32::from_ne_bytes(value.try_into().ok()?);
+            MEMORY_TYPES.iter().find(|(known, _)| *known == tag).map(|(_, memory)| *memory)
+        })
     }
 
     /// Device, address, length, and the remaining data.
     fn key(&mut self) -> Result<(u64, u64, u64, &'a [u8]), MalformedMetadata> {
-        const EXPECTED: &str = "key of memory";
-        let at = self.malformed(EXPECTED);
-        let value = self.item(b"", EXPECTED)?;
-        let (location, key) = value.split_at_checked(LOCATION_BYTES).ok_or(at)?;
-        let mut location = Input { rest: location, offset: at.offset };
-        let (address, length) = (location.number(EXPECTED)?, location.number(EXPECTED)?);
-        // The device has 8 bytes; the upper half was padding in earlier releases.
-        let device = location.number(EXPECTED)?;
-        match address.checked_add(length) {
-            Some(_) => Ok((device, address, length, key)),
-            None => Err(at),
-        }
+        self.parsed(b"", "key of memory", |value| {
+            let (address, rest) = value.split_first_chunk()?;
+            let (length, rest) = rest.split_first_chunk()?;
+            // The device has 8 bytes; the upper half was padding in earlier releases.
+            let (device, key) = rest.split_first_chunk()?;
+            let [device, address, length] =
+                [device, address, length].map(|bytes| u64::from_ne_bytes(*bytes));
+            address.checked_add(length).map(|_| (device, address, length, key))
+        })
     }
 }
 

@@ -54,7 +54,7 @@ unsafe impl<A: Allocate> Allocate for Statistics<A> {
                 Ok(Attached::after(memory, count))
             }
             Err(error) => {
-                self.counters.0.lock().record(Totals::fail);
+                self.counters.0.lock().record(|totals| totals.failed += 1);
                 Err(error)
             }
         }
@@ -66,7 +66,7 @@ unsafe impl<A: Allocate> Allocate for Statistics<A> {
 /// All change together under one short lock. Otherwise a peak of bytes, a peak of blocks and any
 /// number of measurement windows could not all be exact. Cloning returns another handle to the same
 /// counters.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Counters(Arc<Mutex<Ledger>>);
 
 #[derive(Debug, Default)]
@@ -115,7 +115,7 @@ impl Counters {
     /// Creates counters that are zero.
     #[must_use]
     pub fn new() -> Self {
-        Self(Arc::new(Mutex::new(Ledger::default())))
+        Self::default()
     }
 
     /// Returns the counts since the counters were created.
@@ -152,12 +152,6 @@ impl Counters {
     }
 }
 
-impl Default for Counters {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Ledger {
     fn record(&mut self, change: impl Fn(&mut Totals)) {
         change(&mut self.since_start);
@@ -179,10 +173,6 @@ impl Totals {
     fn release(&mut self, bytes: u64) {
         self.current.bytes = self.current.bytes.wrapping_sub(bytes);
         self.current.count -= 1;
-    }
-
-    fn fail(&mut self) {
-        self.failed += 1;
     }
 }
 

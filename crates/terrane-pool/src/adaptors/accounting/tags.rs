@@ -21,10 +21,10 @@ pub struct Tags<A> {
 pub type Tagged<M> = Attached<M, TagEntry>;
 
 /// The live blocks of one or several upstreams. Cloning returns another handle to the same table.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct LiveBlocks(Arc<Mutex<Table>>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Table {
     /// Freed entries are `None` until their place is reused.
     blocks: Vec<Option<BlockRecord>>,
@@ -63,8 +63,7 @@ impl LiveBlocks {
     /// Makes an empty table.
     #[must_use]
     pub fn new() -> Self {
-        let table = Table { blocks: Vec::new(), free: Vec::new(), sequence: 0 };
-        Self(Arc::new(Mutex::new(table)))
+        Self::default()
     }
 
     /// Returns the number of live blocks.
@@ -85,12 +84,6 @@ impl LiveBlocks {
             None => table.blocks.push(Some(record)),
         }
         TagEntry { table: self.clone(), slot }
-    }
-}
-
-impl Default for LiveBlocks {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

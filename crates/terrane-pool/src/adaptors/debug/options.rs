@@ -78,10 +78,10 @@ impl DebugOptions {
             poison: match poison.as_str() {
                 "" | "0" => None,
                 "1" => Some(PoisonBytes::default()),
-                bytes => match PoisonBytes::parse(bytes) {
-                    Some(bytes) => Some(bytes),
-                    None => return Err(invalid(Self::POISON, poison)),
-                },
+                bytes => {
+                    let bytes = PoisonBytes::parse(bytes);
+                    Some(bytes.ok_or_else(|| invalid(Self::POISON, poison))?)
+                }
             },
         })
     }

@@ -11,7 +11,7 @@ use terrane_core::{
 };
 
 use crate::streams::fence::StreamId;
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::Mutex;
 
 /// Fills memory with a byte in the order of a stream, and writes and reads parts of it. A
 /// [`Poison`] and a [`Guard`](crate::adaptors::Guard) access memory through it.
@@ -59,9 +59,7 @@ pub trait Fill: Send + Sync + fmt::Debug + 'static {
     /// The driver's error, or [`CannotReach`].
     unsafe fn write(&self, at: Location, bytes: &[u8], stream: StreamId) -> Result<(), BoxedCause> {
         let _ = stream;
-        let Location::Host(address) = at else {
-            return Err(Box::new(CannotReach { location: at }));
-        };
+        let address = at.as_host().ok_or(CannotReach { location: at })?;
         // SAFETY: the caller promises that the span is valid and that no other code accesses it, so
         // it does not overlap `bytes`.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), address.as_ptr(), bytes.len()) };
@@ -84,9 +82,7 @@ pub trait Fill: Send + Sync + fmt::Debug + 'static {
         stream: StreamId,
     ) -> Result<(), BoxedCause> {
         let _ = stream;
-        let Location::Host(address) = at else {
-            return Err(Box::new(CannotReach { location: at }));
-        };
+        let address = at.as_host().ok_or(CannotReach { location: at })?;
         // SAFETY: as for `write`.
         unsafe { ptr::copy_nonoverlapping(address.as_ptr(), into.as_mut_ptr(), into.len()) };
         Ok(())
@@ -99,10 +95,8 @@ pub struct FillHost;
 
 impl Fill for FillHost {
     unsafe fn fill(&self, memory: &dyn Memory, byte: u8, _: StreamId) -> Result<(), BoxedCause> {
-        let kind = memory.kind();
-        let Location::Host(address) = memory.location() else {
-            return Err(Box::new(CannotFill { kind }));
-        };
+        let cannot = CannotFill { kind: memory.kind() };
+        let address = memory.location().as_host().ok_or(cannot)?;
         let length = memory.length().to_usize();
         // SAFETY: a memory's span is valid for writes, and the caller has exclusive access to it.
         unsafe { ptr::write_bytes(address.as_ptr(), byte, length) };
@@ -156,9 +150,7 @@ struct Painter {
     fill: Arc<dyn Fill>,
     bytes: PoisonBytes,
     stream: StreamId,
-    filled: AtomicU64,
-    failed: AtomicU64,
-    last_failure: Mutex<Option<Arc<dyn std::error::Error + Send + Sync>>>,
+    report: Mutex<PoisonReport>,
 }
 
 /// The counts of a [`Poison`].
@@ -188,14 +180,8 @@ impl<A: Allocate> Poison<A> {
         bytes: PoisonBytes,
         stream: StreamId,
     ) -> Self {
-        let painter = Painter {
-            fill,
-            bytes,
-            stream,
-            filled: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-            last_failure: Mutex::new(None),
-        };
+        let report = Mutex::new(PoisonReport::default());
+        let painter = Painter { fill, bytes, stream, report };
         Self { upstream, painter: Arc::new(painter) }
     }
 
@@ -208,11 +194,7 @@ impl<A: Allocate> Poison<A> {
     /// Returns the counts of fills and failures.
     #[must_use]
     pub fn report(&self) -> PoisonReport {
-        PoisonReport {
-            filled: self.painter.filled.load(Ordering::Relaxed),
-            failed: self.painter.failed.load(Ordering::Relaxed),
-            last_failure: self.painter.last_failure.lock().clone(),
-        }
+        self.painter.report.lock().clone()
     }
 }
 
@@ -226,13 +208,13 @@ impl Painter {
         }
         // SAFETY: by the caller's promise.
         match unsafe { self.fill.fill(memory, byte, self.stream) } {
-            Ok(()) => {
-                self.filled.fetch_add(1, Ordering::Relaxed);
-            }
+            Ok(()) => self.report.lock().filled += 1,
             Err(error) => {
                 tracing::warn!(%error, kind = %memory.kind(), "memory was not poisoned");
-                self.failed.fetch_add(1, Ordering::Relaxed);
-                let before = self.last_failure.lock().replace(error.into());
+                let mut report = self.report.lock();
+                report.failed += 1;
+                let before = report.last_failure.replace(error.into());
+                drop(report);
                 // Dropping an error may run foreign code.
                 drop(before);
             }

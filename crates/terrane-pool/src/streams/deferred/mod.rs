@@ -40,29 +40,33 @@ impl FencePool {
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     fences: SmallVec<[Arc<dyn Fence>; 2]>,
-    /// Streams without a mark, because recording failed. A later mark proves at least as much.
+    /// Streams without a mark, because work may still be submitted to them, or because recording
+    /// failed. A later mark proves at least as much.
     unmarked: SmallVec<[StreamId; 2]>,
 }
 
 impl Marks {
     /// Marks the current position of each of `streams`.
     pub(crate) fn new(fences: &FencePool, streams: impl IntoIterator<Item = StreamId>) -> Self {
-        let mut marks = Self { fences: SmallVec::new(), unmarked: streams.into_iter().collect() };
-        // A mark that fails is tried again at each query.
-        let _ = marks.make(fences);
+        let mut marks = Self::unmarked(streams);
+        marks.mark(fences);
         marks
+    }
+
+    /// Returns the value for `streams` whose current position is marked later.
+    pub(crate) fn unmarked(streams: impl IntoIterator<Item = StreamId>) -> Self {
+        Self { fences: SmallVec::new(), unmarked: streams.into_iter().collect() }
+    }
+
+    /// Marks the current position of each stream without a mark.
+    pub(crate) fn mark(&mut self, fences: &FencePool) {
+        // A mark that fails is tried again at each query.
+        let _ = self.make(fences);
     }
 
     /// Returns whether all the marked work has run. Never blocks.
     pub(crate) fn are_passed(&mut self, fences: &FencePool) -> Result<bool, FenceError> {
-        self.make(fences)?;
-        while let Some(fence) = self.fences.last() {
-            if !fence.is_complete()? {
-                return Ok(false);
-            }
-            fences.idle.lock().extend(self.fences.pop());
-        }
-        Ok(true)
+        self.pass(fences, |fence| fence.is_complete())
     }
 
     /// Waits until all the marked work has run, or until `deadline`. Returns whether it has run.
@@ -71,9 +75,18 @@ impl Marks {
         fences: &FencePool,
         deadline: Instant,
     ) -> Result<bool, FenceError> {
+        self.pass(fences, |fence| fence.wait(deadline.saturating_duration_since(Instant::now())))
+    }
+
+    /// Removes the fences that have passed, up to the first that has not.
+    fn pass(
+        &mut self,
+        fences: &FencePool,
+        has_passed: impl Fn(&dyn Fence) -> Result<bool, FenceError>,
+    ) -> Result<bool, FenceError> {
         self.make(fences)?;
         while let Some(fence) = self.fences.last() {
-            if !fence.wait(deadline.saturating_duration_since(Instant::now()))? {
+            if !has_passed(&**fence)? {
                 return Ok(false);
             }
             fences.idle.lock().extend(self.fences.pop());

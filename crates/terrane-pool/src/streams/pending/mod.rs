@@ -13,7 +13,6 @@
 
 mod table;
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -171,7 +170,7 @@ impl<B: PendingBlock> PendingFrees<B> {
         // fences have no other owner.
         let idle = completed.into_iter().filter(|fence| Arc::strong_count(fence) == 1);
         let idle: SmallVec<[_; 8]> = idle.collect();
-        self.table.lock().keep_idle(idle);
+        self.table.lock().idle.extend(idle);
     }
 
     /// Records a fence on each stream whose open epoch is wanted, if the stream has no other fence
@@ -199,13 +198,13 @@ impl<B: PendingBlock> PendingFrees<B> {
     fn record(&self, id: StreamId, epoch: u64) -> Result<(), FenceError> {
         self.recording.fetch_add(1, Ordering::SeqCst);
         let mut recording = Recording { pending: self, id, is_done: false };
-        let idle = self.table.lock().take_idle();
+        let idle = self.table.lock().idle.pop();
         let recorded = idle.map_or_else(|| self.source.create(), Ok).and_then(|fence| match fence
             .record(id)
         {
             Ok(()) => Ok(fence),
             Err(error) => {
-                self.table.lock().keep_idle([fence]);
+                self.table.lock().idle.push(fence);
                 Err(error)
             }
         });
@@ -322,14 +321,8 @@ impl<B: PendingBlock> Drop for Recording<'_, B> {
     }
 }
 
-impl<B: PendingBlock> fmt::Debug for PendingFrees<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingFrees")
-            .field("source", &self.source)
-            .field("bytes", &ByteCount::new(self.bytes()))
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(PendingFrees<B: PendingBlock>, |it| { source: it.source,
+    bytes: ByteCount::new(it.bytes()) });
 
 #[cfg(test)]
 #[cfg(not(loom))]

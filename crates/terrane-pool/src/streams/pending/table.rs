@@ -46,7 +46,7 @@ pub(super) struct PendingTable<B> {
     first_epoch: u64,
     queues: FxHashMap<QueueKey, VecDeque<Entry<B>>>,
     /// Fences that can be recorded again.
-    idle: Vec<Arc<dyn Fence>>,
+    pub(super) idle: Vec<Arc<dyn Fence>>,
     /// The number of blocks inserted so far.
     pub(super) inserted: u64,
 }
@@ -260,15 +260,6 @@ impl<B: PendingBlock> PendingTable<B> {
             }
         }
         completed
-    }
-
-    /// Keeps fences that have no other owner, to record them again.
-    pub(super) fn keep_idle(&mut self, fences: impl IntoIterator<Item = Arc<dyn Fence>>) {
-        self.idle.extend(fences);
-    }
-
-    pub(super) fn take_idle(&mut self) -> Option<Arc<dyn Fence>> {
-        self.idle.pop()
     }
 
     /// Adds a fence that was recorded for a closed epoch. Returns it if no block waits for that

@@ -26,6 +26,9 @@ use crate::plan::TransferPlan;
 use crate::transfer::TransferOptions;
 use work::{ChunkedJob, QueuedJob};
 
+/// The maximum number of threads of an engine. The standard library aborts if stacks run out.
+const MOST_THREADS: usize = 1024;
+
 /// Copies between host memory and host memory, system or pinned. It uses its own threads and those
 /// that [wait](crate::WaiterProgress::poll_blocking) for a transfer.
 ///
@@ -50,6 +53,8 @@ pub struct HostEngineOptions {
     /// The number of the engine's threads that copy, besides waiting threads. A few threads usually
     /// reach a processor's memory bandwidth. The default is the number of processors that this
     /// process may use, at most 8.
+    ///
+    /// An engine has at most 1,024 threads, because more never raise the rate of a memory.
     pub threads: NonZeroUsize,
     /// The bytes that one thread copies at a time, at least 1. It bounds the delay of a deadline or
     /// a cancellation, and the difference between the ends of the threads.
@@ -151,7 +156,7 @@ impl HostEngine {
         let idle = Arc::new(AtomicUsize::new(0));
         let owner = OwnerProcess::current();
         let mut engine = Self { queue: Some(queue), threads: Vec::new(), owner, options, rates };
-        for number in 0..engine.options.threads.get() {
+        for number in 0..engine.options.threads.get().min(MOST_THREADS) {
             let (work, idle) = (work.clone(), Arc::clone(&idle));
             let name = format!("terrane-copy-{number}");
             engine.threads.push(threads::spawn(name, move || serve(&work, &idle))?);

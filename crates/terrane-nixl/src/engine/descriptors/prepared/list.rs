@@ -1,6 +1,5 @@
 //! One prepared list.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -18,11 +17,11 @@ use crate::register::descriptor::Descriptor;
 /// All pieces of one end, prepared by one backend.
 pub(in crate::engine) struct PreparedList {
     // Fields drop in this order: the list is released before the agent ends.
-    raw: nixl_sys::XferDlistHandle,
+    pub(in crate::engine) raw: nixl_sys::XferDlistHandle,
     _agent: Agent,
-    index: Arc<PieceIndex>,
+    pub(in crate::engine) index: Arc<PieceIndex>,
     /// The version of NIXL's data of the peer; 0 for local memory.
-    generation: u64,
+    pub(super) generation: u64,
 }
 
 // SAFETY: NIXL does not change a list after its preparation. It releases the list under the agent's
@@ -76,32 +75,10 @@ impl PreparedList {
         );
         Some(Self { raw, _agent: agent.clone(), index, generation })
     }
-
-    /// The indices of its pieces.
-    pub(in crate::engine) fn index(&self) -> &PieceIndex {
-        &self.index
-    }
-
-    /// The bindings' list. A request copies what it needs, and ends before NIXL's data of the
-    /// memory does.
-    pub(in crate::engine) fn raw(&self) -> &nixl_sys::XferDlistHandle {
-        &self.raw
-    }
-
-    /// The version of NIXL's data of the peer; 0 for local memory.
-    pub(super) fn generation(&self) -> u64 {
-        self.generation
-    }
 }
 
-impl fmt::Debug for PreparedList {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PreparedList")
-            .field("pieces", &self.index.count())
-            .field("generation", &self.generation)
-            .finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(PreparedList, |it| { pieces: it.index.count(),
+    generation: it.generation });
 
 /// All pieces of an end, in the order of their indices.
 fn all_pieces(
@@ -110,7 +87,7 @@ fn all_pieces(
     index: &PieceIndex,
 ) -> Option<nixl_sys::XferDescList<'static>> {
     let mut list = nixl_sys::XferDescList::new(bases.memory.into_raw()).ok()?;
-    let length = index.piece_bytes().to_usize();
+    let length = index.piece_bytes.to_usize();
     for at in index.starts() {
         let base = bases.base(backend, at.region)?;
         let address = ByteCount::new(base.address.checked_add(at.offset)?).to_usize();

@@ -109,7 +109,7 @@ impl PreparedLists {
                 Entry::Occupied(entry) => entry.into_mut(),
                 Entry::Vacant(vacant) => vacant.insert(EndLists::new(end)?),
             };
-            if let Some(stale) = entry.list.take_if(|list| list.generation() != generation) {
+            if let Some(stale) = entry.list.take_if(|list| list.generation != generation) {
                 released.push(stale);
                 entry.listed = 0;
             }

@@ -1,6 +1,5 @@
 //! The log that contains the rows of a trace.
 
-use std::fmt;
 use std::io::{self, Write};
 use std::mem;
 use std::sync::Arc;
@@ -142,11 +141,7 @@ impl<W: Write> Clone for TraceSink<W> {
     }
 }
 
-impl<W: Write> fmt::Debug for TraceSink<W> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TraceSink").field("lost_rows", &self.lost_rows()).finish_non_exhaustive()
-    }
-}
+terrane_core::debug_fields!(TraceSink<W: Write>, |it| { lost_rows: it.lost_rows() });
 
 /// Returns a number for this thread, from 1 on in the order of the first rows.
 ///

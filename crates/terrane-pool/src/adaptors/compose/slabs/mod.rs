@@ -133,7 +133,7 @@ impl<A: Allocate> Slabs<A> {
         }
         let shared = Shared {
             owner: OwnerProcess::current(),
-            account: Arc::new(Account::new()),
+            account: Arc::default(),
             table: Mutex::new(Table::new()),
         };
         Self { upstream, options, shared: Arc::new(shared) }
@@ -159,11 +159,11 @@ impl<A: Allocate> Slabs<A> {
         }
         let table = self.shared.table.lock();
         SlabUsage {
-            slabs: table.slabs(),
+            slabs: table.slabs,
             held: ByteCount::new(self.shared.account.held()),
             peak_held: ByteCount::new(self.shared.account.peak()),
-            blocks: table.blocks(),
-            in_use: ByteCount::new(table.bytes()),
+            blocks: table.blocks,
+            in_use: ByteCount::new(table.bytes),
         }
     }
 
@@ -231,7 +231,7 @@ impl<A: Allocate> Slabs<A> {
         }
         // The upstream may have rounded up to more blocks than requested.
         let blocks = u32::try_from(granted.get() / stride.bytes).unwrap_or(u32::MAX);
-        Ok(Slab { memory: Held::new(memory, &self.shared.account), stride, blocks })
+        Ok(Slab { memory: self.shared.account.hold(memory), stride, blocks })
     }
 
     /// Creates the block with this number.

@@ -23,9 +23,11 @@ pub(super) type Place = (u64, u32);
 #[derive(Debug)]
 pub(super) struct Table<M: Memory> {
     strides: FxHashMap<Stride, Family<M>>,
-    slabs: u64,
-    blocks: u64,
-    bytes: u64,
+    pub(super) slabs: u64,
+    /// The blocks in use.
+    pub(super) blocks: u64,
+    /// The bytes of the blocks in use.
+    pub(super) bytes: u64,
 }
 
 /// The slabs of one stride.
@@ -46,12 +48,6 @@ struct Entry<M: Memory> {
     free: Vec<u32>,
 }
 
-impl<M: Memory> Family<M> {
-    fn new() -> Self {
-        Self { slabs: BTreeMap::new(), open: BTreeSet::new(), held: 0, next: 0 }
-    }
-}
-
 impl<M: Memory> Slab<M> {
     /// The bytes of all blocks.
     fn cut(&self) -> u64 {
@@ -62,20 +58,6 @@ impl<M: Memory> Slab<M> {
 impl<M: Memory> Table<M> {
     pub(super) fn new() -> Self {
         Self { strides: FxHashMap::default(), slabs: 0, blocks: 0, bytes: 0 }
-    }
-
-    pub(super) fn slabs(&self) -> u64 {
-        self.slabs
-    }
-
-    /// The blocks in use.
-    pub(super) fn blocks(&self) -> u64 {
-        self.blocks
-    }
-
-    /// The bytes of the blocks in use.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
     }
 
     /// The bytes of all blocks of a stride.
@@ -100,7 +82,9 @@ impl<M: Memory> Table<M> {
     /// Adds a slab, and returns its first block.
     pub(super) fn add(&mut self, slab: &Arc<Slab<M>>) -> Place {
         let stride = slab.stride;
-        let family = self.strides.entry(stride).or_insert_with(Family::new);
+        let (slabs, open) = (BTreeMap::new(), BTreeSet::new());
+        let new = Family { slabs, open, held: 0, next: 0 };
+        let family = self.strides.entry(stride).or_insert(new);
         let number = family.next;
         family.next += 1;
         family.held += slab.cut();

@@ -1,6 +1,5 @@
 //! Canaries: guard bytes around a block that no correct program changes.
 
-use std::fmt;
 use std::sync::Arc;
 
 use terrane_core::{
@@ -77,14 +76,7 @@ pub enum OverwrittenSide {
     After,
 }
 
-impl fmt::Display for OverwrittenSide {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Before => "before",
-            Self::After => "after",
-        })
-    }
-}
+terrane_core::display_names!(OverwrittenSide { Self::Before => "before", Self::After => "after" });
 
 impl Canaries {
     /// Writes the canaries around the block that `frame` cuts out of `memory`. Returns `None` if

@@ -18,16 +18,13 @@ impl<T> LiveRanges<T> {
     }
 
     /// Returns the live span that overlaps `span`, if there is one.
-    pub(crate) fn overlapping(&self, span: &Span) -> Option<(&Span, &T)> {
+    pub(crate) fn overlapping(&self, span: &Span) -> Option<&T> {
         let place = span.location.position();
         // As the live spans are disjoint, only the two neighbours can overlap.
         let before = self.ranges.range(..=place).next_back();
         let after = self.ranges.range(place..).next();
-        before
-            .into_iter()
-            .chain(after)
-            .map(|(_, (live, value))| (live, value))
-            .find(|(live, _)| live.overlaps(span))
+        let mut neighbours = before.into_iter().chain(after);
+        neighbours.find_map(|(_, (live, value))| live.overlaps(span).then_some(value))
     }
 
     /// Enters a span that overlaps no live span.
@@ -44,8 +41,8 @@ impl<T> LiveRanges<T> {
         self.ranges.remove(&span.location.position()).map(|(_, value)| value)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Span, &T)> {
-        self.ranges.values().map(|(span, value)| (span, value))
+    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
+        self.ranges.values().map(|(_, value)| value)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -83,8 +80,8 @@ mod tests {
             (90, 100, Some('a')),
             (105, 0, None),
         ] {
-            let values = ranges.overlapping(&span(start, length)).map(|(_, &value)| value);
-            assert_eq!(values, expected, "{length} from {start}");
+            let value = ranges.overlapping(&span(start, length)).copied();
+            assert_eq!(value, expected, "{length} from {start}");
         }
         assert_eq!(ranges.remove(&span(100, 0)), None);
         assert_eq!(ranges.remove(&span(100, 10)), Some('a'));

@@ -107,19 +107,14 @@ impl GuardLog {
 
     /// Checks the canaries of every live block, and returns the number of violations.
     pub(super) fn verify(&self) -> usize {
-        let live: Vec<_> =
-            self.0.state.lock().live.iter().map(|(_, watched)| Arc::clone(watched)).collect();
+        let live: Vec<_> = self.0.state.lock().live.values().cloned().collect();
         // The references end before any report, because a subscriber of traces may drop a block.
         let read = |watched: Arc<Watched>| {
             // SAFETY: the entry waits for this reference before its memory drops.
             unsafe { watched.read(&self.0.reach) }
         };
         let readings: Vec<_> = live.into_iter().filter_map(read).collect();
-        let mut count = 0;
-        for reading in readings {
-            count += self.report_reading(reading);
-        }
-        count
+        readings.into_iter().map(|reading| self.report_reading(reading)).sum()
     }
 
     /// Records a granted span, canaries included, unless a part of it is live.
@@ -163,7 +158,7 @@ impl State {
         block: Span,
         label: &Label,
     ) -> Result<Arc<Watched>, Box<GuardViolation>> {
-        if let Some((_, watched)) = self.live.overlapping(&granted) {
+        if let Some(watched) = self.live.overlapping(&granted) {
             return Err(Box::new(GuardViolation::Overlap {
                 new: granted,
                 label: label.clone(),
