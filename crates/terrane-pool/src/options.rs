@@ -55,8 +55,8 @@ pub struct PoolOptions {
     /// single block exceeds this has no magazines, and its blocks go through the shared queue or
     /// the pending frees. Default: 64 MiB.
     pub magazine_bytes: ByteCount,
-    /// The most threads that have magazines at a time. Further threads use the shared queues.
-    /// Default: 256.
+    /// The most threads that have magazines at a time, up to 65,536. Further threads use the shared
+    /// queues. Default: 256.
     pub threads: usize,
     /// The most by which a cached block of a larger class may exceed the request that it serves, in
     /// percent. A pool uses such a block if it is exhausted. It also uses one for the host if a block

@@ -24,6 +24,9 @@ use crate::streams::pending::PendingFrees;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::tags::{TAGS, Tag, TagTable, Tally};
 
+/// The maximum number of threads with magazines. A system rarely has more, and each has memory.
+const MOST_THREADS: usize = 65_536;
+
 pub(crate) struct SharedCache<M: Memory> {
     pub(crate) table: ClassTable,
     pub(crate) tags: TagTable,
@@ -84,7 +87,7 @@ impl<M: Memory> SharedCache<M> {
             tags: TagTable::new(),
             account: Arc::default(),
             pending,
-            threads: (0..options.threads).map(|_| OnceLock::new()).collect(),
+            threads: (0..options.threads.min(MOST_THREADS)).map(|_| OnceLock::new()).collect(),
             sweeping: Mutex::new(()),
             closed: AtomicBool::new(false),
             unregistered_tally: Mutex::new(Tally::default()),

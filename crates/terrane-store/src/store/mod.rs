@@ -49,6 +49,7 @@ pub(crate) mod put;
 pub(crate) mod queries;
 pub(crate) mod reload;
 pub(crate) mod removal;
+pub(crate) mod removed_keys;
 pub(crate) mod request;
 pub(crate) mod result;
 pub(crate) mod room;

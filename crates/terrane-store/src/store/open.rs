@@ -126,6 +126,7 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
             },
             close_within: builder.close_within,
             claims: Arc::default(),
+            removed_keys: Arc::default(),
             order: Sharded::default(),
             gate: Gate::default(),
             executor: Executor::new(),

@@ -13,6 +13,7 @@ use crate::store::commit::{Committed, Place, WrittenBlock, not_written};
 use crate::store::copies::MOST_AT_ONCE;
 use crate::store::executor::yield_now;
 use crate::store::presence::TierId;
+use crate::store::removed_keys::PutInFlight;
 use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::result::BlockResult;
 use crate::store::room::TakenSlots;
@@ -32,6 +33,8 @@ struct OwnKey {
 enum Claimed {
     Stored,
     Own(HeldClaim),
+    /// It was removed after the put began.
+    Removed,
     /// Another job writes it.
     Other(Arc<Claim>),
 }
@@ -41,15 +44,21 @@ struct Put<'a> {
     task: &'a JobTask,
     keys: &'a Keys,
     source: Arc<Payload>,
+    in_flight: PutInFlight,
     results: Vec<Option<BlockResult>>,
     /// The number of clears before the put.
     epoch: u64,
 }
 
-pub(crate) async fn run(task: &JobTask, keys: &Keys, source: Arc<Payload>) -> Vec<BlockResult> {
+pub(crate) async fn run(
+    task: &JobTask,
+    keys: &Keys,
+    source: Arc<Payload>,
+    in_flight: PutInFlight,
+) -> Vec<BlockResult> {
     let results = vec![None; keys.len()];
     let epoch = task.core.gate.epoch();
-    let mut put = Put { task, keys, source, results, epoch };
+    let mut put = Put { task, keys, source, in_flight, results, epoch };
     put.write_all().await;
     if task.durable {
         Box::pin(make_durable(task, keys, &mut put.results)).await;
@@ -71,6 +80,7 @@ impl Put<'_> {
                 match self.claim(index) {
                     Claimed::Stored => self.set(index, BlockResult::AlreadyStored),
                     Claimed::Own(claim) => own.push(OwnKey { index, claim }),
+                    Claimed::Removed => self.set(index, BlockResult::Done { bytes: 0 }),
                     Claimed::Other(claim) => others.push((index, claim)),
                 }
             }
@@ -97,6 +107,7 @@ impl Put<'_> {
         match core.claims.claim(key, ClaimKind::Put) {
             // Another put may have ended between the two looks.
             Ok(_) if core.touch_stored(self.task.group, key) => Claimed::Stored,
+            Ok(_) if self.in_flight.was_removed(key) => Claimed::Removed,
             Ok(claim) => Claimed::Own(claim),
             Err(_) if core.touch_stored(self.task.group, key) => Claimed::Stored,
             Err(other) => Claimed::Other(other),

@@ -47,6 +47,7 @@ impl StoreCore {
             // It would be back after the next opening, so it stays in all tiers.
             return BlockResult::failed(StoreError::ReadOnly);
         }
+        self.removed_keys.insert(key);
         self.claims.remove(key);
         let removed = rooms().fold(None, |found, room| room.remove(key).or(found));
         let appended = match &self.disk {

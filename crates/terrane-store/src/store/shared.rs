@@ -26,6 +26,7 @@ use crate::store::group::GroupInfo;
 use crate::store::job::Drained;
 use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
+use crate::store::removed_keys::RemovedKeys;
 use crate::store::room::{Room, RoomOwner};
 use crate::store::sharded::Sharded;
 use crate::store::task::is_ending_job;
@@ -49,6 +50,7 @@ pub(crate) struct StoreCore {
     pub(crate) policy: WritePolicy,
     pub(crate) close_within: Duration,
     pub(crate) claims: Arc<Claims>,
+    pub(crate) removed_keys: Arc<RemovedKeys>,
     /// Excludes other changes of a key: the index first, then the record, and no other thread between.
     /// A query takes no such lock.
     pub(crate) order: Sharded<()>,

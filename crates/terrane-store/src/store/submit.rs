@@ -51,8 +51,9 @@ impl Store {
         };
         task.guard.set(guard);
         let source = Arc::new(source);
+        let in_flight = core.removed_keys.begin_put();
         core.executor.spawn(async move {
-            let results = put::run(&task, &keys, source).await;
+            let results = put::run(&task, &keys, source, in_flight).await;
             end.finish(results);
         });
         Ok(job)

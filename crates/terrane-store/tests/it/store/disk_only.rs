@@ -416,6 +416,25 @@ fn groups_share_a_tier_by_weight() {
 }
 
 #[test]
+fn a_removed_key_stays_absent_though_several_puts_of_it_are_in_flight() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 16);
+    for number in 0..50 {
+        let keys = keys(number..number + 1);
+        let puts: Vec<_> =
+            (0..3).map(|_| submit_put(&store, &keys, BLOCK, JobOptions::new())).collect();
+        let removal = store.remove(0, &keys).unwrap();
+        for put in puts {
+            assert!(put.wait().results[0].is_ok());
+        }
+        removal.wait();
+        assert_eq!(store.prefix(0, &keys), 0, "round {number}");
+    }
+    drop(store);
+    assert_eq!(open(directory.path(), BLOCK_BYTES, 16).snapshot().tiers[0].groups[0].blocks, 0);
+}
+
+#[test]
 fn a_closed_store_refuses_jobs() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path(), BLOCK_BYTES, 4);
