@@ -103,7 +103,8 @@ impl Transfer {
 
     /// Copies only these tokens of the source's blocks, to an equal number of the destination's.
     ///
-    /// Conflicts are about whole blocks. After a failure, only these tokens are
+    /// Conflicts are about whole blocks, also between tokens of one block of an endpoint. After a failure,
+    /// only these tokens are
     /// [incomplete](crate::TransferError::Incomplete), and a success completes only these.
     pub fn tokens(self, source: Range<u32>, destination: Range<u32>) -> Self {
         Self { tokens: Some(Ends { source, destination }), ..self }

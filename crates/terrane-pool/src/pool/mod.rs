@@ -257,7 +257,8 @@ impl<A: Allocate> Pool<A> {
     }
 
     /// Frees cached blocks to the upstream until at most `to` bytes are cached. Returns the number
-    /// of bytes freed. Blocks that are released meanwhile may stay cached.
+    /// of bytes freed. Blocks that are released meanwhile may stay cached, and so do free blocks of a
+    /// slab that has blocks in use.
     pub fn trim(&self, to: ByteCount) -> ByteCount {
         self.cache.flush_stream_magazines();
         self.reap();
@@ -267,7 +268,8 @@ impl<A: Allocate> Pool<A> {
     }
 
     /// Frees every cached block to the upstream. This includes every block that was released before
-    /// the call and not allocated again. Blocks that streams still use stay pending.
+    /// the call and not allocated again. Blocks that streams still use stay pending, and free blocks of a
+    /// slab that has blocks in use stay cached.
     pub fn clear(&self) -> ByteCount {
         self.trim(ByteCount::ZERO)
     }

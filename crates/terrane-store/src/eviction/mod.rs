@@ -14,6 +14,9 @@ pub use s3_fifo::S3Fifo;
 
 /// Chooses the slot whose block is evicted. A slot is a number below the tier's capacity.
 ///
+/// A store creates its own policies ([`EvictionKind`](crate::EvictionKind)), and accepts none of the caller.
+/// A program with a [`TierIndex`](crate::TierIndex) of its own may implement one.
+///
 /// A policy synchronises itself, as threads call it at the same time. It knows slots only: the
 /// caller owns keys, bytes and pins.
 ///

@@ -85,6 +85,9 @@ impl Job {
     /// tier and number of tokens. So compute on a layer can begin when all of these values have it. A
     /// block that comes from disk by way of the host tier adds a value when it is there. Blocks that the
     /// disk writes to host memory arrive whole, and add none.
+    ///
+    /// So the list says nothing about blocks that come from disk, and it may be empty. If the blocks of
+    /// the job may be on disk only, [wait](Self::wait) for the job before you compute.
     #[must_use]
     pub fn layers(&self) -> Vec<Layers> {
         if self.control.outcome.is_lost() { Vec::new() } else { self.control.layers() }

@@ -51,6 +51,7 @@ impl JobOptions {
     }
 
     /// Whether a put ends only when its blocks are durable on disk. Without a disk tier it has no effect.
+    /// A block that is evicted or removed before that is [`Absent`](crate::BlockResult::Absent).
     pub fn durable(self, durable: bool) -> Self {
         Self { durable, ..self }
     }

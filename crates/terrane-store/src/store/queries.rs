@@ -169,6 +169,9 @@ impl Store {
     /// slots until they are not. The disk blocks of
     /// slots that a disk tier no longer has are freed in the background, if the file system has holes.
     ///
+    /// A capacity of no block is accepted: the tier then stores nothing, and jobs that need its slots end
+    /// without room.
+    ///
     /// Returns the capacity that the tier has from now on.
     ///
     /// # Errors

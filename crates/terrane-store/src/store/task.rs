@@ -139,7 +139,8 @@ impl JobTask {
         let requests: Vec<SlabRequest> = blocks.enumerate().map(request).collect();
         // SAFETY: the caller keeps the contract of the call.
         unsafe { disk.slabs.submit(requests) };
-        if self.control.stopped().is_some() {
+        // The requests have the deadline themselves, and report it.
+        if matches!(self.control.stopped(), Some(BlockResult::Cancelled)) {
             disk.slabs.cancel(job);
         }
         let raised = self.control.priority();
