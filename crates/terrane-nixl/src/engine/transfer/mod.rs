@@ -120,6 +120,11 @@ impl NixlTransfer {
 
     /// Posts the next request, and polls those in flight.
     pub(super) fn advance(&mut self, agent: &Agent, rates: &Rates) -> TransferProgress {
+        if !self.has_started
+            && let Some(reason) = self.job.as_ref().and_then(CopyJob::reason_to_stop)
+        {
+            return self.end_before_start(reason);
+        }
         self.start();
         let changed = self.poll_requests(agent);
         // Before reading the clock: all bytes may have arrived, and the peer may have been notified
@@ -128,8 +133,8 @@ impl NixlTransfer {
             self.finish(rates);
             return TransferProgress::Ended;
         }
-        if self.failure.is_none() && self.is_late() {
-            self.failure = Some(CopyFailure::DeadlineExceeded);
+        if self.failure.is_none() {
+            self.failure = self.reason_to_stop();
         }
         if self.failure.is_some() {
             return self.end_failed(agent, changed);
@@ -145,6 +150,22 @@ impl NixlTransfer {
                 self.end_failed(agent, true)
             }
         }
+    }
+
+    /// Ends a transfer that has not started, so its destination is unchanged.
+    fn end_before_start(&mut self, reason: CopyFailure) -> TransferProgress {
+        // The peer is released before the outcome is visible.
+        self.peer = None;
+        if let Some(job) = self.job.take() {
+            job.finish(Err(reason));
+        }
+        TransferProgress::Ended
+    }
+
+    /// The reason to post nothing more: the job was cancelled, or a deadline has passed.
+    fn reason_to_stop(&self) -> Option<CopyFailure> {
+        let of_job = self.job.as_ref().and_then(CopyJob::reason_to_stop);
+        of_job.or_else(|| self.is_late().then_some(CopyFailure::DeadlineExceeded))
     }
 
     /// Whether all requests have been posted and have completed.
