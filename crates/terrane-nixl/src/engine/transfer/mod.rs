@@ -27,6 +27,7 @@ use crate::agent::Agent;
 use crate::bindings::process;
 use crate::bindings::status::Status;
 use crate::peers::peer_use::{PeerUse, Readiness};
+use crate::register::held::TransferRegistrations;
 use orphaned::OrphanedRequests;
 use posting::PostResult;
 use request::{Outstanding, Request, RequestState, poll_failed};
@@ -48,6 +49,8 @@ pub(super) struct NixlTransfer {
     next: PlanPosition,
     /// In the order in which they were posted.
     requests: VecDeque<Request>,
+    /// The registrations that its requests may use. They drop after the requests.
+    registrations: TransferRegistrations,
     /// Whether the peer must still be notified, and no request does that.
     must_notify: bool,
     /// The number of completed layers, from the first one on.
@@ -90,6 +93,7 @@ impl NixlTransfer {
             has_started: false,
             next: PlanPosition::default(),
             requests: VecDeque::new(),
+            registrations: TransferRegistrations::default(),
             must_notify,
             layers_completed,
             failure: None,
@@ -154,25 +158,34 @@ impl NixlTransfer {
 
     /// Ends a transfer that has not started, so its destination is unchanged.
     fn end_before_start(&mut self, reason: CopyFailure) -> TransferProgress {
-        // The peer is released before the outcome is visible.
-        self.peer = None;
+        self.release();
         if let Some(job) = self.job.take() {
             job.finish(Err(reason));
         }
         TransferProgress::Ended
     }
 
-    /// The reason to post nothing more: the job was cancelled, or a deadline has passed.
+    /// The reason to stop: the job was cancelled and not all of it is posted, or a deadline has
+    /// passed.
     fn reason_to_stop(&self) -> Option<CopyFailure> {
+        // The last request may have notified the peer.
+        let is_too_late =
+            |reason: &CopyFailure| matches!(reason, CopyFailure::Cancelled) && self.is_posted();
         let of_job = self.job.as_ref().and_then(CopyJob::reason_to_stop);
-        of_job.or_else(|| self.is_late().then_some(CopyFailure::DeadlineExceeded))
+        of_job
+            .filter(|reason| !is_too_late(reason))
+            .or_else(|| self.is_late().then_some(CopyFailure::DeadlineExceeded))
     }
 
     /// Whether all requests have been posted and have completed.
     fn is_complete(&self) -> bool {
+        self.is_posted() && self.requests.is_empty() && self.failure.is_none()
+    }
+
+    /// Whether all requests have been posted.
+    fn is_posted(&self) -> bool {
         let all = self.job.as_ref().map_or(0, |job| job.plan().runs().len());
-        let is_posted = self.next.run >= all && !self.must_notify;
-        is_posted && self.requests.is_empty() && self.failure.is_none()
+        self.next.run >= all && !self.must_notify
     }
 
     fn is_late(&self) -> bool {
@@ -285,8 +298,7 @@ impl NixlTransfer {
         let failure = self.failure.take().unwrap_or(CopyFailure::DeadlineExceeded);
         if outstanding == Outstanding::Nothing {
             self.requests.clear();
-            // The peer is released before the outcome is visible.
-            self.peer = None;
+            self.release();
             job.finish(Err(failure));
             return TransferProgress::Ended;
         }
@@ -296,13 +308,19 @@ impl NixlTransfer {
     /// Fails the job, and keeps the memory of its requests.
     fn orphan(&mut self, job: CopyJob, failure: CopyFailure) -> OrphanedRequests {
         let memory = job.orphan(failure);
-        OrphanedRequests::new(self.requests.drain(..), memory, self.peer.take())
+        let registrations = std::mem::take(&mut self.registrations);
+        OrphanedRequests::new(self.requests.drain(..), registrations, memory, self.peer.take())
+    }
+
+    /// Releases the peer and the registrations, before the outcome is visible. No request is left.
+    fn release(&mut self) {
+        self.peer = None;
+        self.registrations = TransferRegistrations::default();
     }
 
     fn finish(&mut self, rates: &Rates) {
         let Some(mut job) = self.job.take() else { return };
-        // The peer is released before the outcome is visible.
-        self.peer = None;
+        self.release();
         // The file may have been truncated during the read, or written short.
         if let Err(cause) = file_length::check_after(&self.route, job.plan()) {
             return job.finish(Err(engine_failure(cause)));

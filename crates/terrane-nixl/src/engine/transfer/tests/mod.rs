@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects by panicking")]
 
 mod files;
+mod overlaps;
 
 use std::error::Error;
 use std::mem::ManuallyDrop;
@@ -239,6 +240,13 @@ fn a_cancelled_transfer_posts_no_further_request() {
     assert!(matches!(error, TransferError::Cancelled { started: true, .. }), "{error}");
     let reading = agents.local.hold_for_read(&[1]);
     assert!(matches!(reading, Err(TransferError::Incomplete { .. })), "{reading:?}");
+
+    // Its only request is posted already.
+    let (mut transfer, completion) = agents.read(2);
+    assert!(matches!(agents.advance(&mut transfer), TransferProgress::Changed));
+    completion.cancel();
+    assert!(agents.finish(&mut transfer, || ()).is_none());
+    completion.wait().result.unwrap();
 }
 
 #[test]
