@@ -40,6 +40,12 @@
 //! views and transfers can drop in any order and on any thread. Two registrations of the same bytes
 //! do not end each other.
 //!
+//! A registration within a longer one of the same agent uses the longer one. NIXL then keeps the
+//! longer one until both have dropped, and peers can reach all of it until then. A registration
+//! around a shorter one is refused ([`Refusal::Overlap`]), because NIXL would not find all of its
+//! bytes. Register the longer span first. Requests keep each registration that NIXL may use for
+//! them, until they have ended.
+//!
 //! # Forked processes
 //!
 //! A process cannot use NIXL if it was forked from one that had built an agent. Calls on an agent

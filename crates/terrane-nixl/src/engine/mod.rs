@@ -83,7 +83,8 @@ const NAME: &str = "nixl";
 /// # When a peer does not answer
 ///
 /// A transfer has a deadline, its own or that of the [options](NixlEngineOptions::deadline), unless
-/// both are `None`. A request in flight cannot be cancelled immediately or reliably. When the deadline passes, the
+/// both are `None`. A request in flight cannot be cancelled immediately or reliably. A cancelled transfer
+/// posts no further request, and ends when those in flight have ended. When the deadline passes, the
 /// transfer ends with its error. The memory at both ends stays claimed and alive until NIXL reports
 /// that the request has ended too. If the engine drops earlier, it waits for that at most
 /// [`drop_timeout`](NixlEngineOptions::drop_timeout). After the timeout, the memory is never freed or

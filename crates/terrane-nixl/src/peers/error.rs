@@ -1,6 +1,6 @@
 //! The reasons why layouts could not be exported, imported or forgotten.
 
-use terrane_core::{AgentName, BackendName, ForkedProcess, PeerId, StorageKind};
+use terrane_core::{AgentName, BackendName, ByteCount, ForkedProcess, PeerId, StorageKind};
 use terrane_layout::LayoutError;
 use terrane_wire::WireError;
 
@@ -94,6 +94,17 @@ pub enum ImportError {
     /// The agent's metadata is malformed.
     #[error(transparent)]
     Metadata(#[from] MalformedMetadata),
+    /// The metadata of a peer without Terrane is too long.
+    #[error(
+        "the agent's metadata has {actual}, and the limit is {limit}; send only the keys of the layout \
+         (`get_partial_agent_metadata` in Python)"
+    )]
+    MetadataTooLong {
+        /// The length of all pieces.
+        actual: ByteCount,
+        /// The limit.
+        limit: ByteCount,
+    },
     /// This agent's own metadata is not in the form that this crate parses. So peers' metadata
     /// cannot be checked before NIXL reads it, and NIXL does not check it.
     #[error(

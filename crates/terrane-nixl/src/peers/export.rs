@@ -1,7 +1,9 @@
 //! Exports: the data by which a peer reaches a layout.
 
 use nixl_sys::RegDescList;
+use rustc_hash::FxHashSet;
 use terrane_core::convert::to_u64;
+use terrane_core::sync::lock;
 use terrane_core::{BackendName, Memory, RegistrationRecord, Span};
 use terrane_layout::PhysicalLayout;
 use terrane_wire::{LayoutDescriptor, RegionDescriptor};
@@ -24,7 +26,7 @@ impl Agent {
     /// [`import`](Self::import).
     ///
     /// It offers only the layout's blocks. However, a peer with the export can reach all
-    /// registrations that contain the blocks.
+    /// registrations that contain the blocks, also a longer one that they use.
     ///
     /// A peer reads and writes exported blocks without notice to this process, so this process does
     /// not track its transfers. The two sides must agree on when each of them uses a block.
@@ -77,32 +79,38 @@ impl Agent {
         let reached = Metadata::parse(&connection).ok().map(|metadata| metadata.connections);
         let is_reached =
             |name: &str| reached.as_ref().is_none_or(|all| all.iter().any(|c| c.backend == name));
-        let mut backends = self.created().iter().filter(|backend| {
+        let mut backends = self.created().iter().enumerate().filter(|(_, backend)| {
             is_reached(backend.name.as_str())
                 && registered.iter().all(|record| record.accepted_by(&backend.name))
         });
         let Some(first) = backends.next() else { return Err(no_backend()) };
-        // If files are registered under different descriptors, NIXL returns the data of only one
-        // kind.
+        let access = first.1.file_access;
+        let entries = self.entries_of(&registered, first).ok_or_else(no_backend)?;
+        // NIXL returns the data of one list of descriptors. Backends that have the layout under
+        // other descriptors are not offered: other descriptors of files, or longer registrations.
+        let has_same = |backend: &(usize, &Backend)| {
+            self.entries_of(&registered, *backend).as_ref() == Some(&entries)
+        };
         let backends: Vec<&Backend> = std::iter::once(first)
-            .chain(backends.filter(|backend| backend.file_access == first.file_access))
+            .chain(backends.filter(has_same))
+            .map(|(_, backend)| backend)
             .collect();
 
         let options = naming(backends.iter().map(|backend| &backend.raw)).map_err(failed)?;
-        let descriptors = registered.iter().map(|r| Descriptor::of(&r.span, first.file_access));
-        let descriptors: Vec<_> =
-            descriptors.collect::<Result<_, _>>().map_err(|_| no_backend())?;
-        let memory = descriptors.first().ok_or_else(no_backend)?.memory;
+        let Some(memory) = entries.first().map(|entry| entry.memory) else {
+            return Err(no_backend());
+        };
         let mut keys = RegDescList::new(memory.into_raw()).map_err(failed)?;
-        for registered in &descriptors {
-            keys.add_desc(registered.address, registered.length, registered.device);
+        let mut listed: FxHashSet<Descriptor> = FxHashSet::default();
+        for entry in entries.iter().filter(|entry| listed.insert(**entry)) {
+            keys.add_desc(entry.address, entry.length, entry.device);
         }
         let keys = self.raw().get_local_partial_md(&keys, Some(&options)).map_err(failed)?;
 
         let mut regions = Vec::with_capacity(of_regions.len());
         for (used, index) in of_regions {
             let Some(record) = registered.get(index) else { return Err(no_backend()) };
-            regions.push(described(&used, first.file_access, record).ok_or_else(no_backend)?);
+            regions.push(described(&used, access, record).ok_or_else(no_backend)?);
         }
         if reached.is_some() {
             self.check_own_keys(&regions, &backends, &keys)?;
@@ -111,6 +119,22 @@ impl Agent {
         let metadata = parts.join().ok_or_else(no_backend)?;
         let (geometry, agent) = (geometry.clone(), self.name().clone());
         Ok(LayoutDescriptor::new(geometry, storage, agent, metadata, regions)?)
+    }
+
+    /// The descriptors that NIXL has for these registrations with a backend. A registration within a
+    /// longer one has the descriptor of that.
+    fn entries_of(
+        &self,
+        registered: &[RegistrationRecord],
+        (index, backend): (usize, &Backend),
+    ) -> Option<Vec<Descriptor>> {
+        let table = lock(self.registrations());
+        let entry = |record: &RegistrationRecord| {
+            let span = Descriptor::of(&record.span, backend.file_access).ok()?;
+            // NIXL returns no key for a registration that has ended.
+            Some(table.entry_of(&span, index).unwrap_or(span))
+        };
+        registered.iter().map(entry).collect()
     }
 
     /// Describes any memory that is registered with this agent, for example a view of a layout: its

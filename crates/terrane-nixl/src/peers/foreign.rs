@@ -4,22 +4,23 @@
 //! [exports](Agent::export).
 
 use rustc_hash::FxHashSet;
+use terrane_core::convert::to_u64;
 use terrane_core::{AgentName, BackendName, ByteCount, StorageKind};
 use terrane_layout::{Geometry, PhysicalLayout};
-use terrane_wire::{LayoutDescriptor, RegionDescriptor};
+use terrane_wire::{LayoutDescriptor, RegionDescriptor, WireLimits};
 
 use super::error::{ExportError, ImportError};
 use super::import::ImportMode;
 use super::metadata::parts::MetadataParts;
-use super::metadata::{ConnectionInfo, MalformedMetadata, MemoryKey, Metadata};
+use super::metadata::{ConnectionInfo, MAX_CONNECTIONS, MalformedMetadata, MemoryKey, Metadata};
 use super::remote::RemoteLayout;
 use crate::agent::Agent;
 
 /// The metadata that a NIXL agent without Terrane needs to reach a layout of this process.
 ///
 /// The bytes are in NIXL's own form: `nixl_agent.add_remote_agent` in Python loads them, and so
-/// does `nixlAgent::loadRemoteMD` in C++. They contain the keys of the layout's registrations and
-/// no others.
+/// does `nixlAgent::loadRemoteMD` in C++. They contain the keys of the registrations that the layout
+/// uses and no others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NixlMetadata {
@@ -102,6 +103,8 @@ impl Agent {
     ///
     /// [`ImportError`]. The state is then unchanged, except for [`ImportError::PeerLost`]. The
     /// metadata may be refused:
+    /// - [`ImportError::MetadataTooLong`] if the pieces have more than 2 MiB, the default of
+    ///   [`WireLimits::metadata`].
     /// - [`ImportError::Metadata`] if a piece is truncated or damaged.
     /// - [`ImportError::OtherAgent`] if a piece belongs to another agent.
     /// - [`ImportError::NoConnection`] and [`ImportError::TwoConnections`] if no piece has
@@ -164,6 +167,7 @@ impl Agent {
 
 /// The pieces of an agent's metadata as one.
 fn joined<'a>(agent: &'a AgentName, pieces: &[&'a [u8]]) -> Result<Metadata<'a>, ImportError> {
+    check_length(pieces)?;
     let mut connections: Vec<ConnectionInfo<'a>> = Vec::new();
     let mut memory: Vec<MemoryKey<'a>> = Vec::new();
     for piece in pieces {
@@ -174,6 +178,10 @@ fn joined<'a>(agent: &'a AgentName, pieces: &[&'a [u8]]) -> Result<Metadata<'a>,
         }
         for connection in piece.connections {
             match connections.iter().find(|known| known.backend == connection.backend) {
+                None if connections.len() >= MAX_CONNECTIONS => {
+                    let expected = "piece after which the agent has up to 64 connections";
+                    return Err(MalformedMetadata { offset: 0, expected }.into());
+                }
                 None => connections.push(connection),
                 Some(known) if *known == connection => {}
                 Some(_) => {
@@ -188,6 +196,16 @@ fn joined<'a>(agent: &'a AgentName, pieces: &[&'a [u8]]) -> Result<Metadata<'a>,
         return Err(ImportError::NoConnection { peer: agent.clone() });
     }
     Ok(Metadata { agent: agent.as_str(), connections, memory })
+}
+
+/// Checks that the pieces are not longer than the metadata of a peer with Terrane may be.
+fn check_length(pieces: &[&[u8]]) -> Result<(), ImportError> {
+    let limit = WireLimits::DEFAULT.metadata;
+    let actual = pieces.iter().map(|piece| to_u64(piece.len())).sum();
+    if actual > limit.get() {
+        return Err(ImportError::MetadataTooLong { actual: ByteCount::new(actual), limit });
+    }
+    Ok(())
 }
 
 /// The part of a region that the layout uses. A region that is too short is returned unchanged, and

@@ -1,5 +1,7 @@
 //! NIXL descriptors of spans, derived from their locations.
 
+use std::fmt;
+
 use terrane_core::{ByteCount, Location, Span};
 
 use super::refusal::Refusal;
@@ -99,12 +101,32 @@ impl Descriptor {
 
     /// Whether this descriptor has any byte of `other`.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        let begins_in = |inner: &Self, outer: &Self| {
-            let skipped = inner.address.checked_sub(outer.address);
-            skipped.is_some_and(|skipped| skipped < outer.length)
-        };
-        (self.memory, self.device) == (other.memory, other.device)
-            && (begins_in(self, other) || begins_in(other, self))
+        self.shared_with(other).is_some()
+    }
+
+    /// The bytes that both descriptors have; `None` if there are none.
+    pub(crate) fn shared_with(&self, other: &Self) -> Option<Self> {
+        if (self.memory, self.device) != (other.memory, other.device) {
+            return None;
+        }
+        let address = self.address.max(other.address);
+        let length = self.end().min(other.end()).checked_sub(address)?;
+        (length > 0).then_some(Self { address, length, ..*self })
+    }
+
+    /// Whether NIXL would look here for bytes of `span`, which another registered descriptor covers,
+    /// and would not find all of them. NIXL looks at the last descriptor that begins at or before
+    /// the bytes.
+    pub(crate) fn hides_bytes_of(&self, span: &Self, registered: &Self) -> bool {
+        (self.memory, self.device) == (span.memory, span.device)
+            && registered.address < self.address
+            && self.address < span.end()
+            && self.end() < span.end()
+    }
+
+    /// The address after the last byte. No memory ends beyond the address space.
+    fn end(&self) -> usize {
+        self.address.saturating_add(self.length)
     }
 
     /// Whether this descriptor has all bytes of `other`.
@@ -113,6 +135,14 @@ impl Descriptor {
         let left = skipped.and_then(|skipped| self.length.checked_sub(skipped));
         (self.memory, self.device) == (other.memory, other.device)
             && left.is_some_and(|left| other.length <= left)
+    }
+}
+
+impl fmt::Display for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { memory, address, device, .. } = self;
+        write!(f, "{address:#x} to {:#x} of {memory} memory", self.end())?;
+        if *memory == MemoryType::Host { Ok(()) } else { write!(f, " {device}") }
     }
 }
 
@@ -211,6 +241,30 @@ mod tests {
     }
 
     #[test]
+    fn a_descriptor_within_a_longer_one_hides_the_bytes_behind_it() {
+        let descriptor =
+            |address, length| Descriptor { memory: MemoryType::Host, address, length, device: 0 };
+        let whole = descriptor(100, 50);
+        for (other, expected) in [
+            (descriptor(110, 5), true),
+            // The same start or the same end.
+            (descriptor(100, 5), false),
+            (descriptor(110, 40), false),
+            // Partly outside, or wholly.
+            (descriptor(90, 30), false),
+            (descriptor(110, 60), false),
+            (descriptor(150, 5), false),
+            (descriptor(60, 5), false),
+        ] {
+            assert_eq!(other.hides_bytes_of(&whole, &whole), expected, "{other}");
+        }
+        // Before a span that the longer registration serves.
+        assert!(descriptor(110, 5).hides_bytes_of(&descriptor(120, 5), &whole));
+        assert!(!descriptor(130, 5).hides_bytes_of(&descriptor(120, 5), &whole));
+        assert_eq!(whole.to_string(), "0x64 to 0x96 of host memory");
+    }
+
+    #[test]
     fn a_descriptor_covers_what_is_within_it_and_overlaps_more() {
         let descriptor = |device, address, length| Descriptor {
             memory: MemoryType::File,
@@ -230,6 +284,8 @@ mod tests {
             let one = descriptor(1, 100, 50);
             assert_eq!([one.overlaps(&other), other.overlaps(&one)], [expected; 2], "{other:?}");
         }
+        let shared = descriptor(1, 100, 50).shared_with(&descriptor(1, 140, 50));
+        assert_eq!(shared, Some(descriptor(1, 140, 10)));
         let outer = descriptor(1, 100, 50);
         for (inner, expected) in [
             (outer, true),

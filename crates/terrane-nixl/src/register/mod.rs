@@ -2,7 +2,7 @@
 
 pub(crate) mod allocator;
 pub(crate) mod descriptor;
-mod held;
+pub(crate) mod held;
 pub(crate) mod refusal;
 pub(crate) mod registrar;
 pub(crate) mod table;

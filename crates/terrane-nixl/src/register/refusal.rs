@@ -2,6 +2,7 @@
 
 use terrane_core::{ForkedProcess, StorageKind};
 
+use super::descriptor::Descriptor;
 use crate::bindings::memory_type::MemoryType;
 use crate::bindings::status::Status;
 
@@ -40,6 +41,17 @@ pub enum Refusal {
     /// The process was forked from one that had built an agent. The backend was not asked.
     #[error("NIXL cannot be used in a forked process; start a new program with `exec` instead")]
     Forked(#[from] ForkedProcess),
+    /// NIXL would not find all bytes of one of two registrations that overlap, so the backend was
+    /// not called. NIXL finds a registration only by the last start at or before the bytes.
+    #[error(
+        "NIXL would not find all bytes of {requested} and of {registered}, which is in use; register the          longer span first and keep its registration, or drop that of the shorter span"
+    )]
+    Overlap {
+        /// The requested registration.
+        requested: Descriptor,
+        /// The registration that is in use.
+        registered: Descriptor,
+    },
     /// The backend refused.
     #[error("{0}; see NIXL's log on standard error")]
     Status(Status),

@@ -2,9 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
 use terrane_core::{
     Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityStatus, Limits, Memory,
-    Region, RegionRequest, Register, Span, StorageKind, delegate_memory,
+    Region, RegionRequest, Register, RegisterError, Span, StorageKind, delegate_memory,
 };
 use terrane_layout::{
     BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, LayoutPlan,
@@ -18,6 +20,7 @@ use terrane_testkit::permutations;
 use terrane_transfer::Endpoint;
 
 use super::descriptor::Descriptor;
+use super::refusal::Refusal;
 use crate::agent::Agent;
 use crate::agent::builder::AgentBuilder;
 use crate::agent::config::{BackendConfig, BackendRequirement, FileAccess};
@@ -287,15 +290,12 @@ fn two_backends_are_registered_together_and_deregistered_together() {
     let again = agent.register(Region::new(registered)).unwrap();
     assert_eq!(again.record().accepted().count(), 2);
     assert_eq!(handles(&agent), [1]);
-    // Within a registered span, NIXL cannot report which backend accepted, so each is called
-    // separately.
+    // Nor does that of a part.
     let whole = Region::new(again);
     let part = whole.view(ByteCount::ZERO, ByteCount::kib(4)).unwrap();
     let part = agent.register(part).unwrap();
     assert_eq!(part.record().accepted().count(), 2);
-    let mut counts = handles(&agent);
-    counts.sort_unstable();
-    assert_eq!(counts, [1, 2]);
+    assert_eq!(handles(&agent), [1]);
     drop((whole, part));
     assert!(handles(&agent).is_empty());
 }
@@ -318,9 +318,122 @@ fn a_backend_that_joins_later_registers_alone() {
     assert!(!is_registered(&memory.span()));
 }
 
-/// The number of handles of each descriptor.
+fn descriptor(memory: &Region) -> Descriptor {
+    Descriptor::of(&memory.span(), FileAccess::Buffered).unwrap()
+}
+
+/// The two ranges of a registration that NIXL's lookup does not permit.
+#[track_caller]
+fn refused(agent: &Agent, memory: &Region) -> [Descriptor; 2] {
+    let failed = agent.register(memory.clone()).unwrap_err();
+    let RegisterError::Refused { backends, .. } = &failed.cause else { panic!("{}", failed.cause) };
+    let refusals: Vec<Refusal> = backends
+        .iter()
+        .map(|outcome| *outcome.refusal.as_ref().unwrap().downcast_ref().unwrap())
+        .collect();
+    let Refusal::Overlap { requested, registered } = refusals[0] else { panic!("{refusals:?}") };
+    assert!(refusals.iter().all(|refusal| *refusal == refusals[0]), "{refusals:?}");
+    let message = failed.cause.to_string();
+    assert!([requested, registered].iter().all(|d| message.contains(&d.to_string())), "{message}");
+    [requested, registered]
+}
+
+#[test]
+fn a_part_uses_the_registration_of_the_whole() {
+    let agent = agent(&["UCX", "POSIX"]);
+    let is_registered = probe(&agent);
+    let slab = host(&RegionRequest::new(ByteCount::kib(256)));
+    let inner = slab.view(ByteCount::kib(64), ByteCount::kib(4)).unwrap();
+    let behind = slab.view(ByteCount::kib(128), ByteCount::kib(4)).unwrap();
+    let whole = agent.register(slab.clone()).unwrap();
+    let part = agent.register(inner.clone()).unwrap();
+    assert_eq!(handles(&agent), [1]);
+    assert!(is_registered(&behind.span()), "the part hides the bytes behind it");
+    drop(whole);
+    assert!(is_registered(&part.record().span));
+
+    // The rest may belong to other memory by now, so it is not used for further registrations.
+    assert_eq!(refused(&agent, &slab), [descriptor(&slab); 2]);
+    let first = slab.view(ByteCount::ZERO, ByteCount::kib(4)).unwrap();
+    assert_eq!(refused(&agent, &first), [descriptor(&first), descriptor(&slab)]);
+    let registered = agent.register(behind).unwrap();
+    // NIXL could not report which backend accepted, so each was called separately.
+    assert_eq!(handles(&agent), [1, 2]);
+    let before = slab.view(ByteCount::kib(32), ByteCount::kib(4)).unwrap();
+    assert_eq!(refused(&agent, &before), [descriptor(&before), descriptor(&inner)]);
+    drop(part);
+    assert_eq!(handles(&agent), [2]);
+    drop((agent.register(before).unwrap(), registered));
+    assert!(handles(&agent).is_empty());
+}
+
+#[test]
+fn a_whole_around_a_registered_part_is_refused() {
+    let agent = agent(&["UCX", "POSIX"]);
+    let slab = host(&RegionRequest::new(ByteCount::kib(256)));
+    let inner = slab.view(ByteCount::kib(64), ByteCount::kib(4)).unwrap();
+    let part = agent.register(inner.clone()).unwrap();
+    assert_eq!(refused(&agent, &slab), [descriptor(&slab), descriptor(&inner)]);
+    drop(part);
+    drop(agent.register(slab).unwrap());
+    assert!(handles(&agent).is_empty());
+}
+
+/// A step of the next test: registers units of the memory, or drops a registration.
+#[derive(Clone, Debug)]
+enum Step {
+    Register { start: u32, units: u32 },
+    Drop(prop::sample::Index),
+}
+
+/// Whatever else is registered and dropped.
+#[test]
+fn nixl_finds_all_bytes_of_every_registration() {
+    const UNITS: u32 = 6;
+    let agent = agent(&["UCX", "POSIX"]);
+    let is_registered = probe(&agent);
+    let slab = host(&RegionRequest::new(ByteCount::kib(UNITS)));
+    let view = |start, units| slab.view(ByteCount::kib(start), ByteCount::kib(units)).unwrap();
+    let register = (0..UNITS, 1..=UNITS)
+        .prop_map(|(start, units)| Step::Register { start, units: units.min(UNITS - start) });
+    let step = prop_oneof![3 => register, 2 => any::<prop::sample::Index>().prop_map(Step::Drop)];
+    let steps = prop::collection::vec(step, 1..24);
+    let mut runner = TestRunner::new(Config { failure_persistence: None, ..Config::default() });
+    let run = runner.run(&steps, |steps| {
+        let mut live = Vec::new();
+        for step in steps {
+            match step {
+                Step::Drop(index) if !live.is_empty() => {
+                    drop(live.swap_remove(index.index(live.len())));
+                }
+                Step::Drop(_) => {}
+                Step::Register { start, units } => match agent.register(view(start, units)) {
+                    Ok(registered) => live.push((registered, start, units)),
+                    Err(_) => drop(refused(&agent, &view(start, units))),
+                },
+            }
+            for (_, start, units) in &live {
+                for first in *start..start + units {
+                    for last in first..start + units {
+                        let piece = view(first, last + 1 - first);
+                        prop_assert!(is_registered(&piece.span()), "{first} to {last}");
+                    }
+                }
+            }
+        }
+        drop(live);
+        prop_assert!(handles(&agent).is_empty());
+        Ok(())
+    });
+    run.unwrap();
+}
+
+/// The number of handles of each descriptor, in ascending order.
 fn handles(agent: &Agent) -> Vec<usize> {
-    agent.registrations().lock().unwrap().0.values().map(|entry| entry.handles.len()).collect()
+    let table = agent.registrations().lock().unwrap();
+    let mut counts: Vec<usize> = table.entries.values().map(|entry| entry.handles.len()).collect();
+    counts.sort_unstable();
+    counts
 }
 
 /// Returns the same region for every request.

@@ -17,8 +17,8 @@ pub(super) fn execute(
     mut random: Seeded,
     options: &SimulatedEngineOptions,
 ) {
-    if job.is_cancelled() {
-        return job.finish(Err(CopyFailure::Cancelled));
+    if let Some(failure) = job.reason_to_stop() {
+        return job.finish(Err(failure));
     }
     job.start();
     let order = order(&job, &mut random, options.reorder_runs);

@@ -177,6 +177,11 @@ fn engines_with_wrong_results_are_detected() {
         copy_engine::a_deadline_in_the_past_ends_the_transfer(&Broken(Wrong::IgnoresDeadlines));
     });
     assert!(message.contains("the deadline had passed before the transfer began"), "{message}");
+    // It starts every job before it looks at the deadline.
+    let message = detected(|| {
+        copy_engine::a_deadline_in_the_past_ends_the_transfer(&Broken(Wrong::SkipsLastRun));
+    });
+    assert!(message.contains("late before its start"), "{message}");
     let message = detected(|| {
         copy_engine::the_outcome_of_a_cancelled_transfer_is_true(&Broken(Wrong::NeverStarts));
     });

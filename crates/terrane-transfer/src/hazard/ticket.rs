@@ -134,7 +134,7 @@ impl Ticket {
     /// |---|---|
     /// | waits for others ([`Transfer::after`](crate::Transfer::after)) | ends now, with [`TransferError::Cancelled`]; nothing is copied |
     /// | is queued in its engine | ends, with that error, when its turn comes; in a relay at once, unless it waits for a device's stream; nothing is copied |
-    /// | is being copied by the host, disk or device engine or a relay | ends, with that error, before the next chunk or request; those in progress complete |
+    /// | is being copied by the host, disk, device or NIXL engine or a relay | ends, with that error, before the next chunk or request; those in progress complete |
     /// | is being copied by an engine that cannot stop it | continues, and ends as without the request |
     /// | has ended, or has copied all bytes | nothing |
     ///

@@ -1,7 +1,11 @@
 //! The bases of an end's regions in NIXL's terms, computed once for each endpoint.
 
+use std::sync::{Arc, Mutex};
+
 use terrane_core::convert::to_u64;
+use terrane_core::sync::lock;
 use terrane_core::{ByteCount, Location, Span};
+use terrane_layout::Geometry;
 use terrane_transfer::Endpoint;
 
 use crate::agent::Agent;
@@ -10,6 +14,7 @@ use crate::agent::config::FileAccess;
 use crate::bindings::memory_type::MemoryType;
 use crate::peers::spaces::device_of;
 use crate::register::descriptor::Descriptor;
+use crate::register::table::RegistrationTable;
 
 /// The memory type of an end, and the bases of its regions for each backend.
 #[derive(Debug)]
@@ -20,6 +25,17 @@ pub(in crate::engine) struct RegionBases {
     bases: Box<[Option<Box<[RegionBase]>>]>,
     /// Whether any backend has any region.
     pub(in crate::engine) is_registered: bool,
+    overlapping: Mutex<Option<Overlapping>>,
+}
+
+/// The registrations that NIXL could use for the regions.
+#[derive(Debug)]
+struct Overlapping {
+    /// The version of the agent's registrations.
+    version: u64,
+    /// The backend's index in the agent.
+    backend: usize,
+    entries: Arc<[Descriptor]>,
 }
 
 /// The start of a region in NIXL's terms.
@@ -92,12 +108,48 @@ impl RegionBases {
     ) -> Self {
         let bases: Box<[_]> = agent.created().iter().map(bases).collect();
         let is_registered = bases.iter().any(Option::is_some);
-        Self { memory, bases, is_registered }
+        Self { memory, bases, is_registered, overlapping: Mutex::default() }
     }
 
     /// The bases of the regions for a backend; `None` if it does not have all regions.
     pub(in crate::engine) fn of_backend(&self, backend: usize) -> Option<&[RegionBase]> {
         self.bases.get(backend)?.as_deref()
+    }
+
+    /// The regions in NIXL's terms, for a backend; none if it does not have all regions.
+    pub(in crate::engine) fn regions(
+        &self,
+        backend: usize,
+        geometry: &Geometry,
+    ) -> impl Iterator<Item = Descriptor> {
+        let bases = self.of_backend(backend).unwrap_or_default();
+        (0_u32..).zip(bases).map(|(number, base)| Descriptor {
+            memory: self.memory,
+            address: ByteCount::new(base.address).to_usize(),
+            length: geometry.region_bytes(number).to_usize(),
+            device: base.device,
+        })
+    }
+
+    /// The registrations of the agent that NIXL could use for the regions. The result is kept while
+    /// no registration changes.
+    pub(in crate::engine) fn overlapping(
+        &self,
+        table: &RegistrationTable,
+        backend: usize,
+        geometry: &Geometry,
+    ) -> Arc<[Descriptor]> {
+        let mut known = lock(&self.overlapping);
+        let version = table.version();
+        if let Some(known) = &*known
+            && (known.version, known.backend) == (version, backend)
+        {
+            return Arc::clone(&known.entries);
+        }
+        let regions: Vec<Descriptor> = self.regions(backend, geometry).collect();
+        let entries: Arc<[Descriptor]> = table.overlapping(&regions, backend).into();
+        *known = Some(Overlapping { version, backend, entries: Arc::clone(&entries) });
+        entries
     }
 
     /// The base of a region for a backend.

@@ -27,6 +27,7 @@ use crate::agent::Agent;
 use crate::bindings::process;
 use crate::bindings::status::Status;
 use crate::peers::peer_use::{PeerUse, Readiness};
+use crate::register::held::TransferRegistrations;
 use orphaned::OrphanedRequests;
 use request::{Outstanding, Request, RequestState, poll_failed};
 
@@ -47,6 +48,8 @@ pub(super) struct NixlTransfer {
     next: PlanPosition,
     /// In the order in which they were posted.
     requests: VecDeque<Request>,
+    /// The registrations that its requests may use. They drop after the requests.
+    registrations: TransferRegistrations,
     /// Whether the peer must still be notified, and no request does that.
     must_notify: bool,
     /// The number of completed layers, from the first one on.
@@ -89,6 +92,7 @@ impl NixlTransfer {
             has_started: false,
             next: PlanPosition::default(),
             requests: VecDeque::new(),
+            registrations: TransferRegistrations::default(),
             must_notify,
             layers_completed,
             failure: None,
@@ -119,6 +123,11 @@ impl NixlTransfer {
 
     /// Posts the next request, and polls those in flight.
     pub(super) fn advance(&mut self, agent: &Agent, rates: &Rates) -> TransferProgress {
+        if !self.has_started
+            && let Some(reason) = self.job.as_ref().and_then(CopyJob::reason_to_stop)
+        {
+            return self.end_before_start(reason);
+        }
         self.start();
         let changed = self.poll_requests(agent);
         // Before reading the clock: all bytes may have arrived, and the peer may have been notified
@@ -127,8 +136,8 @@ impl NixlTransfer {
             self.finish(rates);
             return TransferProgress::Ended;
         }
-        if self.failure.is_none() && self.is_late() {
-            self.failure = Some(CopyFailure::DeadlineExceeded);
+        if self.failure.is_none() {
+            self.failure = self.reason_to_stop();
         }
         if self.failure.is_some() {
             return self.end_failed(agent, changed);
@@ -143,11 +152,36 @@ impl NixlTransfer {
         }
     }
 
+    /// Ends a transfer that has not started, so its destination is unchanged.
+    fn end_before_start(&mut self, reason: CopyFailure) -> TransferProgress {
+        self.release();
+        if let Some(job) = self.job.take() {
+            job.finish(Err(reason));
+        }
+        TransferProgress::Ended
+    }
+
+    /// The reason to stop: the job was cancelled and not all of it is posted, or a deadline has
+    /// passed.
+    fn reason_to_stop(&self) -> Option<CopyFailure> {
+        // The last request may have notified the peer.
+        let is_too_late =
+            |reason: &CopyFailure| matches!(reason, CopyFailure::Cancelled) && self.is_posted();
+        let of_job = self.job.as_ref().and_then(CopyJob::reason_to_stop);
+        of_job
+            .filter(|reason| !is_too_late(reason))
+            .or_else(|| self.is_late().then_some(CopyFailure::DeadlineExceeded))
+    }
+
     /// Whether all requests have been posted and have completed.
     fn is_complete(&self) -> bool {
+        self.is_posted() && self.requests.is_empty() && self.failure.is_none()
+    }
+
+    /// Whether all requests have been posted.
+    fn is_posted(&self) -> bool {
         let all = self.job.as_ref().map_or(0, |job| job.plan().runs().len());
-        let is_posted = self.next.run >= all && !self.must_notify;
-        is_posted && self.requests.is_empty() && self.failure.is_none()
+        self.next.run >= all && !self.must_notify
     }
 
     fn is_late(&self) -> bool {
@@ -260,8 +294,7 @@ impl NixlTransfer {
         let failure = self.failure.take().unwrap_or(CopyFailure::DeadlineExceeded);
         if outstanding == Outstanding::Nothing {
             self.requests.clear();
-            // The peer is released before the outcome is visible.
-            self.peer = None;
+            self.release();
             job.finish(Err(failure));
             return TransferProgress::Ended;
         }
@@ -271,13 +304,19 @@ impl NixlTransfer {
     /// Fails the job, and keeps the memory of its requests.
     fn orphan(&mut self, job: CopyJob, failure: CopyFailure) -> OrphanedRequests {
         let memory = job.orphan(failure);
-        OrphanedRequests::new(self.requests.drain(..), memory, self.peer.take())
+        let registrations = std::mem::take(&mut self.registrations);
+        OrphanedRequests::new(self.requests.drain(..), registrations, memory, self.peer.take())
+    }
+
+    /// Releases the peer and the registrations, before the outcome is visible. No request is left.
+    fn release(&mut self) {
+        self.peer = None;
+        self.registrations = TransferRegistrations::default();
     }
 
     fn finish(&mut self, rates: &Rates) {
         let Some(mut job) = self.job.take() else { return };
-        // The peer is released before the outcome is visible.
-        self.peer = None;
+        self.release();
         // The file may have been truncated during the read, or written short.
         if let Err(cause) = file_length::check_after(&self.route, job.plan()) {
             return job.finish(Err(engine_failure(cause)));

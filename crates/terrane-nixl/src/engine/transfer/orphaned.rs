@@ -8,11 +8,13 @@ use terrane_transfer::Orphaned;
 use super::request::{Outstanding, Request, poll_failed};
 use crate::agent::Agent;
 use crate::peers::peer_use::PeerUse;
+use crate::register::held::TransferRegistrations;
 
 /// The requests of a transfer that was orphaned, and the memory that they may still access.
 pub(in crate::engine) struct OrphanedRequests {
-    // Requests drop first: NIXL releases them before the memory is freed.
+    // Requests drop first: NIXL releases them before the memory is deregistered and freed.
     requests: Vec<Request>,
+    registrations: TransferRegistrations,
     memory: Option<Orphaned>,
     peer: Option<PeerUse>,
 }
@@ -20,10 +22,12 @@ pub(in crate::engine) struct OrphanedRequests {
 impl OrphanedRequests {
     pub(super) fn new(
         requests: impl IntoIterator<Item = Request>,
+        registrations: TransferRegistrations,
         memory: Orphaned,
         peer: Option<PeerUse>,
     ) -> Self {
-        Self { requests: requests.into_iter().collect(), memory: Some(memory), peer }
+        let requests = requests.into_iter().collect();
+        Self { requests, registrations, memory: Some(memory), peer }
     }
 
     /// Polls the requests, and frees the memory once all have ended. If the result is
@@ -33,6 +37,7 @@ impl OrphanedRequests {
         self.requests.retain(|request| !request.has_ended());
         if outstanding == Outstanding::Nothing {
             self.requests.clear();
+            self.registrations = TransferRegistrations::default();
             self.memory = None;
         }
         outstanding
@@ -53,7 +58,8 @@ impl Drop for OrphanedRequests {
             // that the kernel still writes to. The requests also keep the peer from being loaded
             // again.
             self.requests.drain(..).for_each(Request::leak);
-            let _leaked = ManuallyDrop::new((memory, self.peer.take()));
+            let registrations = std::mem::take(&mut self.registrations);
+            let _leaked = ManuallyDrop::new((memory, registrations, self.peer.take()));
         }
     }
 }

@@ -7,9 +7,11 @@ use super::{NixlTransfer, engine_failure, file_length};
 use crate::agent::Agent;
 use crate::agent::options::notifying;
 use crate::bindings::status::Status;
+use crate::bindings::without_tracing::without_tracing;
 use crate::engine::descriptors::chunk::{Chunk, ListError, PlanPosition, RequestLimits};
 use crate::engine::error::{NixlStep, RequestError};
 use crate::engine::local_and_target::LocalAndTarget;
+use crate::engine::route::Target;
 use crate::peers::peer_use::{PeerUse, Readiness};
 
 impl NixlTransfer {
@@ -54,12 +56,8 @@ impl NixlTransfer {
         if is_first {
             file_length::check_before(&self.route, job.plan()).map_err(engine_failure)?;
         }
-        let message = options.notification.as_deref().filter(|_| is_last);
         let position = Some(chunk.positions.start);
-        let mut indices = std::mem::take(&mut self.piece_indices);
-        let request = self.create_request(agent, &chunk, &mut indices, message);
-        self.piece_indices = indices;
-        let request = request.map_err(|error| match error {
+        let request = self.create_request(agent, &chunk, is_last).map_err(|error| match error {
             ListError::Status(status) => self.failed(agent, NixlStep::Prepare, status, position),
             ListError::Failed(cause) => engine_failure(cause),
         })?;
@@ -84,27 +82,45 @@ impl NixlTransfer {
     }
 
     fn create_request(
-        &self,
+        &mut self,
         agent: &Agent,
         chunk: &Chunk,
-        indices: &mut LocalAndTarget<Vec<i32>>,
-        message: Option<&[u8]>,
+        is_last: bool,
     ) -> Result<nixl_sys::XferRequest, ListError> {
-        let Some(job) = &self.job else { return Err(ListError::Status(Status::Bindings)) };
         let status = |error| ListError::Status(Status::of(&error));
         let Some(backend) = self.route.backend(agent) else {
             return Err(ListError::Status(Status::NotFound));
         };
+        let message = self.job.as_ref().and_then(|job| job.options().notification.as_deref());
+        let message = message.filter(|_| is_last);
         let notifying = message.map(|message| notifying(&backend.raw, message)).transpose();
         let notifying = notifying.map_err(status)?;
         let options = notifying.as_ref().unwrap_or_else(|| backend.options());
-        if let Some(request) = self.create_prepared_request(agent, chunk, indices, options) {
+        let mut indices = std::mem::take(&mut self.piece_indices);
+        let prepared = self.create_prepared_request(agent, chunk, &mut indices, options);
+        self.piece_indices = indices;
+        if let Some(request) = prepared {
             return Ok(request);
         }
-        let LocalAndTarget { local, target } = chunk.descriptor_lists(job.plan(), &self.route)?;
-        let (operation, peer) = (self.route.operation.raw(), self.route.nixl_name(agent).as_str());
+        let Some(job) = &self.job else { return Err(ListError::Status(Status::Bindings)) };
+        let (plan, route) = (job.plan(), &self.route);
+        let LocalAndTarget { local, target } = chunk.descriptor_lists(plan, route)?;
+        // The bindings pass the descriptors to NIXL's lists here, outside any lock.
+        let _handed_over = (local.as_ptr(), target.as_ptr());
+        let (operation, peer) = (route.operation.raw(), route.nixl_name(agent).as_str());
         let raw = agent.raw();
-        raw.create_xfer_req(operation, &local, &target, peer, Some(options)).map_err(status)
+        let _unchanged = self.registrations.hold(agent, |table| {
+            let LocalAndTarget { local, target } = &route.bases;
+            let ends = [(local, route.local), (target, route.target_side())];
+            let is_here = |side| side == route.local || matches!(route.target, Target::File);
+            let ends = ends.into_iter().filter(|(_, side)| is_here(*side));
+            let entries = ends.map(|(bases, side)| {
+                bases.overlapping(table, route.backend, plan.end(side).layout().geometry())
+            });
+            entries.flat_map(|entries| entries.to_vec()).collect()
+        });
+        without_tracing(|| raw.create_xfer_req(operation, &local, &target, peer, Some(options)))
+            .map_err(status)
     }
 
     /// Creates a request from prepared lists. `None` if there are none, or if NIXL refuses them.

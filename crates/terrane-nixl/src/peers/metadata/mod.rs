@@ -15,10 +15,15 @@ pub(super) mod parts;
 mod write;
 
 use terrane_core::ByteCount;
+use terrane_core::convert::to_u64;
 
 use crate::bindings::memory_type::MemoryType;
 
 const MAGIC: &[u8] = b"nixlSerDes|";
+
+/// The maximum number of connections. NIXL keeps one connection for each of its backends, and has
+/// fewer than 20 of them. Connections are compared in pairs, which this number limits.
+pub(crate) const MAX_CONNECTIONS: usize = 64;
 
 /// The types of memory, as `nixl_mem_t` numbers them.
 const MEMORY_TYPES: [(u32, MemoryType); 5] = [
@@ -34,7 +39,7 @@ const MEMORY_TYPES: [(u32, MemoryType); 5] = [
 pub(crate) struct Metadata<'a> {
     /// The agent's name.
     pub(crate) agent: &'a str,
-    /// The connection data of its backends.
+    /// The connection data of its backends, each named once.
     pub(crate) connections: Vec<ConnectionInfo<'a>>,
     /// The keys of its memory.
     pub(crate) memory: Vec<MemoryKey<'a>>,
@@ -84,10 +89,18 @@ impl<'a> Metadata<'a> {
         let mut input = Input { rest: bytes, offset: 0 };
         input.skip(MAGIC, "`nixlSerDes|`")?;
         let agent = input.text(b"Agent", "name of an agent")?;
+        let at = input.malformed("number of connections up to 64");
         let count = input.count(b"Conns", "number of connections")?;
-        let mut connections = Vec::new();
+        if count > to_u64(MAX_CONNECTIONS) {
+            return Err(at);
+        }
+        let mut connections: Vec<ConnectionInfo<'_>> = Vec::new();
         for _ in 0..count {
+            let at = input.malformed("backend without an earlier connection");
             let backend = input.text(b"t", "backend of a connection")?;
+            if connections.iter().any(|known| known.backend == backend) {
+                return Err(at);
+            }
             let data = input.some(b"c", "data of a connection")?;
             connections.push(ConnectionInfo { backend, data });
         }

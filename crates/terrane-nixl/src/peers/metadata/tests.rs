@@ -6,6 +6,7 @@
     reason = "a test says what it expects by panicking"
 )]
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
@@ -46,6 +47,18 @@ fn parts() -> Vec<Vec<u8>> {
     ]
 }
 
+/// Metadata with this many connections, and the name of each one's backend.
+fn connections(count: u64, name: fn(u64) -> String) -> Vec<u8> {
+    let mut parts = parts();
+    let each = (0..count).flat_map(|index| [item("t", name(index).as_bytes()), item("c", &[7; 9])]);
+    parts.splice(2..5, std::iter::once(number("Conns", count)).chain(each));
+    parts.concat()
+}
+
+fn distinct(index: u64) -> String {
+    format!("B{index}")
+}
+
 /// A name, malformed metadata, and the item that the parser reports as missing.
 type Handmade = (String, Vec<u8>, &'static str);
 
@@ -58,7 +71,13 @@ fn handmade() -> Vec<Handmade> {
     let mut all = vec![
         ("empty".to_owned(), vec![], "`nixlSerDes|`"),
         ("trailing".to_owned(), [parts().concat(), vec![0]].concat(), "end"),
-        with("connections-most", 2, number("Conns", u64::MAX), "backend of a connection"),
+        with("connections-most", 2, number("Conns", u64::MAX), "number of connections up to 64"),
+        ("connections-65".to_owned(), connections(65, distinct), "number of connections up to 64"),
+        (
+            "connections-repeated".to_owned(),
+            connections(2, |_| "UCX".to_owned()),
+            "backend without an earlier connection",
+        ),
         with("connections-of-4-bytes", 2, item("Conns", &[1; 4]), "number of connections"),
         with("connection-without-data", 4, item("c", &[]), "data of a connection"),
         with("sections-most", 6, number("nixlSecElms", u64::MAX), "backend of a section"),
@@ -147,6 +166,12 @@ fn output_of_nixl_is_parsed() {
 }
 
 #[test]
+fn an_agent_has_up_to_64_connections() {
+    let bytes = connections(64, distinct);
+    assert_eq!(Metadata::parse(&bytes).unwrap().connections.len(), MAX_CONNECTIONS);
+}
+
+#[test]
 fn truncated_and_changed_metadata_never_panics() {
     let bytes = parts().concat();
     for end in 0..bytes.len() {
@@ -183,6 +208,8 @@ fn coverage_does_not_wrap() {
 fn assert_sound(metadata: &Metadata<'_>) {
     let is_name = |name: &str| !name.is_empty() && !name.chars().any(char::is_control);
     assert!(is_name(metadata.agent) && metadata.connections.iter().all(|c| is_name(c.backend)));
+    let backends: HashSet<&str> = metadata.connections.iter().map(|c| c.backend).collect();
+    assert_eq!(backends.len(), metadata.connections.len());
     // Written and parsed again, it is the same.
     assert_eq!(Metadata::parse(&metadata.write()).as_ref(), Ok(metadata));
     for MemoryKey { location, .. } in &metadata.memory {

@@ -5,7 +5,7 @@ use proptest::test_runner::{Config, TestRunner};
 use terrane_core::StorageKind;
 use terrane_layout::{Axis, AxisSteps, Geometry, Section, SectionName};
 use terrane_testkit::damage::Damage;
-use terrane_wire::RegionDescriptor;
+use terrane_wire::{RegionDescriptor, WireLimits};
 
 use super::super::metadata::{ConnectionInfo, KeyLocation, MemoryKey, Metadata};
 use super::*;
@@ -206,6 +206,31 @@ fn incomplete_metadata_is_refused_with_the_missing_part() {
         matches!(error, ImportError::OwnLayout { .. } | ImportError::NotCovered { .. }),
         "{error}"
     );
+}
+
+#[test]
+fn metadata_of_more_than_the_limits_is_refused() {
+    let (owner, reader) = (agent(), agent());
+    let source = layout(&owner);
+    let whole = owner.raw().get_local_md().unwrap();
+    let refused =
+        |pieces: &[&[u8]]| reader.import_foreign(&foreign(&owner, &source, pieces)).unwrap_err();
+    let limit = WireLimits::DEFAULT.metadata.to_usize();
+    let long = vec![b'|'; limit + 1 - whole.len()];
+    match refused(&[&whole, &long]) {
+        ImportError::MetadataTooLong { actual, limit } => assert_eq!(actual.get(), limit.get() + 1),
+        error => panic!("{error}"),
+    }
+    assert!(matches!(refused(&[&whole, &long[1..]]), ImportError::Metadata(_)));
+    // Each piece has few connections, and all of them have too many.
+    let names: Vec<String> = (0..64).map(|index| format!("B{index}")).collect();
+    let connections = names.iter().map(|name| ConnectionInfo { backend: name, data: b"?" });
+    let agent = owner.name().as_str();
+    let more = Metadata { agent, connections: connections.collect(), memory: vec![] }.write();
+    match refused(&[&whole, &more]) {
+        ImportError::Metadata(error) => assert!(error.expected.contains("64"), "{error}"),
+        error => panic!("{error}"),
+    }
 }
 
 /// NIXL would refuse all of it, and drop the peer.

@@ -269,12 +269,13 @@ pub fn many_transfers_in_flight_all_succeed(fixture: &impl EngineFixture) {
     });
 }
 
-/// A transfer whose deadline has passed ends with that error. It neither hangs nor continues to
-/// copy.
+/// A transfer whose deadline has passed ends with that error. It does not hang, and does not start:
+/// its destination is unchanged and can be read.
 pub fn a_deadline_in_the_past_ends_the_transfer(fixture: &impl EngineFixture) {
     let manager = TransferManager::new([fixture.engine()]);
     for_all_pairs(fixture, |source, destination| {
         let [from, to] = two_ends(fixture, source, destination);
+        let before = Image::of(&to, fixture.access());
         let transfer = ordered(Transfer::new(&from, &to), &from, &to).blocks(&[0, 1], &[3, 2]);
         let completion =
             manager.submit(transfer.deadline(Instant::now()), ()).expect("it is accepted");
@@ -284,6 +285,10 @@ pub fn a_deadline_in_the_past_ends_the_transfer(fixture: &impl EngineFixture) {
                 "the deadline had passed before the transfer began, and it ended with {other:?}"
             ),
         }
+        let reading = to.hold_for_read(&[2, 3]);
+        let reading = reading.expect("a transfer that was late before its start did not start");
+        Image::of(&to, fixture.access()).assert_equals(&before, "after a deadline in the past");
+        drop(reading);
     });
 }
 

@@ -39,7 +39,7 @@ pub(super) struct ListKey {
 
 impl PreparedList {
     /// Makes NIXL prepare all pieces of an end. `None` if NIXL refuses, or if it could use a
-    /// registration that is not the endpoint's.
+    /// registration that the endpoint does not use.
     pub(super) fn prepare(
         agent: &Agent,
         route: &Route,
@@ -100,7 +100,7 @@ fn all_pieces(
 
 /// The registrations of a local end with one backend.
 struct LocalRegistrations {
-    /// The endpoint's own registrations.
+    /// The spans of the endpoint's own registrations.
     own: Vec<Descriptor>,
     /// Its regions.
     regions: Vec<Descriptor>,
@@ -113,14 +113,7 @@ impl LocalRegistrations {
         let own = own
             .filter(|record| record.agent == *agent.name() && record.accepted_by(&backend.name))
             .filter_map(|record| Descriptor::of(&record.span, backend.file_access).ok());
-        let geometry = layout.geometry();
-        let regions = (0_u32..).zip(bases.of_backend(route.backend)?.iter());
-        let regions = regions.map(|(number, base)| Descriptor {
-            memory: bases.memory,
-            address: ByteCount::new(base.address).to_usize(),
-            length: geometry.region_bytes(number).to_usize(),
-            device: base.device,
-        });
+        let regions = bases.regions(route.backend, layout.geometry());
         Some(Self { own: own.collect(), regions: regions.collect() })
     }
 }

@@ -4,9 +4,9 @@
 //! NIXL stores raw pointers in such a list: to its backend's data of a local registration, or of a
 //! peer's key. Therefore:
 //!
-//! - a list of local memory is prepared only if the endpoint's registration is the only one that
-//!   NIXL can use for it. Only transfers of that endpoint use the list, and they keep the
-//!   registration alive;
+//! - a list of local memory is prepared only if NIXL can use no other registrations for it than
+//!   those that the endpoint uses. Only transfers of that endpoint use the list, and they keep the
+//!   registrations alive;
 //! - a list of a peer's memory is used only while NIXL's data of the peer is unchanged
 //!   ([`PeerUse::generation`]). That data does not change from the moment when a transfer finds the
 //!   peer ready until the transfer ends.

@@ -308,18 +308,44 @@ fn memory_that_another_registration_overlaps_has_no_list() {
     setup.remote =
         setup.reader.import(&setup.owner.export(setup.blocks.layout()).unwrap()).unwrap();
     let bytes = fixed();
-    let all = Fixed { bytes, length: ByteCount::from_usize(2 * PIECES * 192) };
-    let all = Registered::new(&setup.reader, all).unwrap();
     setup.local = Endpoint::new(layout_in(bytes, &setup.reader)).unwrap();
+    // SAFETY: the memory has the length of two layouts.
+    let middle = unsafe { bytes.add(PIECES * 192 / 2) };
+    let other = Fixed { bytes: middle, length: ByteCount::from_usize(PIECES * 192) };
+    let other = Registered::new(&setup.reader, other).unwrap();
     for write in [true, false, true, false] {
         setup.copy_and_verify(write);
         assert!(!setup.has_lists()[0]);
     }
-    drop(all);
+    drop(other);
     for write in [true, false, true] {
         setup.copy_and_verify(write);
     }
     assert_eq!(setup.has_lists(), [true; 2]);
+}
+
+/// The endpoint keeps the longer registration, and the list with it.
+#[test]
+fn memory_within_a_longer_registration_has_a_list() {
+    let mut setup = Setup::new(at_once());
+    setup.blocks = Endpoint::new(layout(&setup.owner, LAYERS_APART)).unwrap();
+    setup.remote =
+        setup.reader.import(&setup.owner.export(setup.blocks.layout()).unwrap()).unwrap();
+    let bytes = fixed();
+    let all = Fixed { bytes, length: ByteCount::from_usize(2 * PIECES * 192) };
+    let all = Registered::new(&setup.reader, all).unwrap();
+    setup.local = Endpoint::new(layout_in(bytes, &setup.reader)).unwrap();
+    setup.copy_and_verify(true);
+    let lists = setup.lists();
+    assert!(lists.iter().all(Option::is_some));
+    drop(all);
+    setup.copy_and_verify(true);
+    setup.copy_and_verify(false);
+    assert_eq!(same(&lists, &setup.lists()), [true; 2]);
+    // Peers reach it by the same registration.
+    let reader = agent();
+    let export = setup.reader.export(setup.local.layout()).unwrap();
+    drop(reader.import(&export).unwrap());
 }
 
 /// With a layout of the same memory in the same span, there is one registration that both share.

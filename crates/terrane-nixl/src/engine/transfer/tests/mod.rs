@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects by panicking")]
 
 mod files;
+mod overlaps;
 
 use std::error::Error;
 use std::mem::ManuallyDrop;
@@ -54,10 +55,14 @@ fn builder() -> AgentBuilder {
     AgentBuilder::unnamed().backend(BackendConfig::new("UCX"))
 }
 
-fn layout(agent: &Agent) -> PhysicalLayout {
+/// Blocks of 8 KiB.
+fn config() -> LayoutConfig {
     let config = LayoutConfig::builder().num_blocks(4).num_layers(2).outer_dim(2).page_size(16);
-    let config = config.inner_dim(64).element(ElementFormat::Width(2)).build().unwrap();
-    let builder = LayoutBuilder::new(config).kind(LayoutKind::FullyContiguous);
+    config.inner_dim(64).element(ElementFormat::Width(2)).build().unwrap()
+}
+
+fn layout(agent: &Agent) -> PhysicalLayout {
+    let builder = LayoutBuilder::new(config()).kind(LayoutKind::FullyContiguous);
     builder.allocate(&HeapAllocator::system()).register(agent).build().unwrap()
 }
 
@@ -199,6 +204,49 @@ fn a_transfer_that_ended_by_its_deadline_is_not_late() {
     assert!(matches!(agents.advance(&mut transfer), TransferProgress::Ended));
     let error = completion.wait().result.unwrap_err();
     assert!(matches!(error, TransferError::DeadlineExceeded { .. }), "{error}");
+}
+
+/// Its destination is unchanged, and can be read.
+#[test]
+fn a_queued_transfer_that_must_stop_does_not_start() {
+    let agents = TwoAgents::new(builder());
+    let (mut cancelled, completion) = agents.read(1);
+    completion.cancel();
+    assert!(matches!(agents.advance(&mut cancelled), TransferProgress::Ended));
+    let error = completion.wait().result.unwrap_err();
+    assert!(matches!(error, TransferError::Cancelled { started: false, .. }), "{error}");
+    drop(agents.local.hold_for_read(&[1]).unwrap());
+
+    let read = Transfer::new(agents.remote.endpoint(), &agents.local).blocks(&[2], &[2]);
+    let (mut late, completion) = queued(&agents.agent, read.deadline(Instant::now()));
+    assert!(matches!(agents.advance(&mut late), TransferProgress::Ended));
+    let error = completion.wait().result.unwrap_err();
+    assert!(matches!(error, TransferError::DeadlineExceeded { .. }), "{error}");
+    drop(agents.local.hold_for_read(&[2]).unwrap());
+}
+
+#[test]
+fn a_cancelled_transfer_posts_no_further_request() {
+    let agents = TwoAgents::new(builder());
+    let read = Transfer::new(agents.remote.endpoint(), &agents.local).blocks(&[1], &[1]);
+    let (mut transfer, completion) = queued(&agents.agent, read.layer_by_layer());
+    assert!(matches!(agents.advance(&mut transfer), TransferProgress::Changed));
+    let next = transfer.next;
+    assert!(next.run < transfer.job.as_ref().unwrap().plan().runs().len());
+    completion.cancel();
+    assert!(agents.finish(&mut transfer, || ()).is_none());
+    assert_eq!(transfer.next, next);
+    let error = completion.wait().result.unwrap_err();
+    assert!(matches!(error, TransferError::Cancelled { started: true, .. }), "{error}");
+    let reading = agents.local.hold_for_read(&[1]);
+    assert!(matches!(reading, Err(TransferError::Incomplete { .. })), "{reading:?}");
+
+    // Its only request is posted already.
+    let (mut transfer, completion) = agents.read(2);
+    assert!(matches!(agents.advance(&mut transfer), TransferProgress::Changed));
+    completion.cancel();
+    assert!(agents.finish(&mut transfer, || ()).is_none());
+    completion.wait().result.unwrap();
 }
 
 #[test]
