@@ -30,8 +30,9 @@ impl FailedJob {
             }
             StreamState::Busy => Some(Self { unanswered: UnansweredQueries::default(), ..self }),
             StreamState::Unknown(error) if self.unanswered.last_too_long() => {
-                tracing::error!(%error, "the driver does not say whether a transfer still runs");
                 self.resources.orphan(self.failure, orphans);
+                // A subscriber may panic, so the resources are kept before.
+                tracing::error!(%error, "the driver does not say whether a transfer still runs");
                 None
             }
             StreamState::Unknown(_) => Some(self),

@@ -46,21 +46,22 @@ impl OrphanedRequests {
 
 impl Drop for OrphanedRequests {
     fn drop(&mut self) {
-        if let Some(memory) = self.memory.take() {
-            tracing::error!(
-                ?memory,
-                requests = self.requests.len(),
-                peer = self.peer.as_ref().map(|peer| tracing::field::display(peer.name())),
-                "requests of NIXL are not known to have ended; the memory that they may still \
-                 access is never used again, and the agent's peer stays busy"
-            );
-            // Neither the memory nor the requests are released: some backends would free memory
-            // that the kernel still writes to. The requests also keep the peer from being loaded
-            // again.
-            self.requests.drain(..).for_each(Request::leak);
-            let registrations = std::mem::take(&mut self.registrations);
-            let _leaked = ManuallyDrop::new((memory, registrations, self.peer.take()));
-        }
+        let Some(memory) = self.memory.take() else { return };
+        // Neither the memory nor the requests are released: some backends would free memory that the
+        // kernel still writes to. The requests also keep the peer from being loaded again. They are
+        // leaked before the trace, whose subscriber may panic.
+        let registrations = std::mem::take(&mut self.registrations);
+        let leaked = ManuallyDrop::new((memory, registrations, self.peer.take()));
+        let requests = self.requests.len();
+        self.requests.drain(..).for_each(Request::leak);
+        let (memory, _, peer) = &*leaked;
+        tracing::error!(
+            ?memory,
+            requests,
+            peer = peer.as_ref().map(|peer| tracing::field::display(peer.name())),
+            "requests of NIXL are not known to have ended; the memory that they may still \
+             access is never used again, and the agent's peer stays busy"
+        );
     }
 }
 
