@@ -3,16 +3,21 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use terrane_core::convert::to_usize;
+
 use crate::KeyHash;
 use crate::slab::Priority;
 use crate::store::maintenance::Request;
 use crate::store::presence::TierId;
 use crate::store::request::Keys;
-use crate::store::result::BlockResult;
+use crate::store::result::{BlockResult, NoRoom};
 use crate::store::room::{PinnedSlot, Room};
 use crate::store::shared::StoreCore;
 use crate::store::task::{JobTask, begin_internal, start};
 use crate::store::write_down::{MOST_AT_ONCE, WriteDown};
+
+/// Keys that are looked up together: their cache misses overlap.
+const KEYS_AT_ONCE: usize = 64;
 
 /// The fewest blocks that are written back, if there are so many.
 const LEAST_AT_ONCE: usize = 8;
@@ -57,13 +62,19 @@ pub(crate) async fn sync_disk(task: &JobTask) -> Result<(), BlockResult> {
     synced?.map_err(BlockResult::Failed)
 }
 
-/// Writes all dirty blocks to the slowest tier, and syncs it.
+/// Writes all blocks that no slower tier has to the slowest tier, and syncs it.
 pub(crate) async fn sync(task: &JobTask) -> BlockResult {
     let core = &task.core;
     let mut result = BlockResult::Done { bytes: 0 };
     for tier in &core.tiers {
         for room in &tier.rooms {
-            for keys in room.dirty_keys().chunks(MOST_AT_ONCE) {
+            let (mut lacking, evicted) = core.lacking_keys(room);
+            match core.exceeds_disk(room) {
+                // Blocks that the disk tier evicted would evict each other again.
+                Some(too_small) => result = BlockResult::NoRoom(too_small),
+                None => lacking.extend(evicted),
+            }
+            for keys in lacking.chunks(MOST_AT_ONCE) {
                 let pin = |&key: &KeyHash| room.pin(key).map(|pin| (key, pin));
                 let blocks: Vec<_> = keys.iter().filter_map(pin).collect();
                 let written = WriteDown::new(task, tier.id).blocks(blocks).await;
@@ -138,10 +149,38 @@ impl StoreCore {
         });
     }
 
+    /// The keys of the blocks of a room that no slower tier has: those that were not written, and those
+    /// that the slower tiers evicted.
+    fn lacking_keys(&self, room: &Room) -> (Vec<KeyHash>, Vec<KeyHash>) {
+        let (dirty, clean) = room.keys_by_mark();
+        if self.disk.is_none() {
+            // Memory need not have a block twice: it does not outlive the store.
+            return (dirty, Vec::new());
+        }
+        let slower = self.tiers.get(room.tier.index() + 1..).unwrap_or_default();
+        let slower = || slower.iter().filter_map(|tier| tier.room(room.group));
+        let mut evicted = Vec::new();
+        for keys in clean.chunks(KEYS_AT_ONCE) {
+            slower().for_each(|room| room.index.prefetch(keys.iter().copied()));
+            let is_lacking = |key: &KeyHash| slower().all(|room| room.index.get(*key).is_none());
+            evicted.extend(keys.iter().copied().filter(is_lacking));
+        }
+        (dirty, evicted)
+    }
+
     /// The number of blocks that no slower tier has.
     pub(crate) fn dirty_blocks(&self) -> usize {
         let rooms = self.tiers.iter().flat_map(|tier| &tier.rooms);
-        rooms.map(|room| room.dirty_keys().len()).sum()
+        let lacking = rooms.map(|room| self.lacking_keys(room));
+        lacking.map(|(dirty, evicted)| dirty.len() + evicted.len()).sum()
+    }
+
+    /// Why the disk tier cannot have all blocks of a room, if it is smaller.
+    fn exceeds_disk(&self, room: &Room) -> Option<NoRoom> {
+        let disk = self.tiers.last().filter(|tier| tier.is_disk())?;
+        let slots = to_usize(disk.room(room.group)?.limit().into());
+        let requested = room.index.len();
+        (requested > slots).then_some(NoRoom::TierTooSmall { requested, slots })
     }
 
     /// Writes all dirty blocks to the slowest tier and syncs it, until the deadline.

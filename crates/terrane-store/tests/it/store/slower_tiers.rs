@@ -1,0 +1,80 @@
+//! The blocks that a slower tier has, evicted or refuses.
+
+use terrane_core::ByteCount;
+use terrane_store::{BlockResult, EvictionKind, NoRoom, Store, TierId, Why, WritePolicy};
+
+use super::harness::{assert_at_rest, builder, found, key, keys, put_ok, soon};
+
+const BLOCK: usize = 4096;
+
+fn host(slots: u64) -> ByteCount {
+    ByteCount::new(4096 * slots)
+}
+
+/// Whether the tier with this number has each key.
+fn are_in(store: &Store, tier: u8, keys: &[Vec<u8>]) -> Vec<bool> {
+    let is_in = |key: &Vec<u8>| match store.why(0, key) {
+        Why::Present { tiers, .. } => tiers.contains(&TierId::new(tier)),
+        _ => false,
+    };
+    keys.iter().map(is_in).collect()
+}
+
+#[test]
+fn blocks_that_memory_serves_stay_on_disk() {
+    for policy in [WritePolicy::Through, WritePolicy::Back] {
+        for eviction in [EvictionKind::S3Fifo, EvictionKind::Lru] {
+            let directory = tempfile::tempdir().unwrap();
+            let builder = builder(directory.path(), 4096, 256).host(host(64));
+            let (store, _) = builder.write_policy(policy).eviction(eviction).open().unwrap();
+            let hot = keys(0..32);
+            put_ok(&store, &hot, BLOCK);
+            for number in 0..1000 {
+                if number % 4 == 0 {
+                    assert_eq!(found(&store, &hot, BLOCK), [true; 32]);
+                }
+                put_ok(&store, &[key(1000 + number)], BLOCK);
+            }
+            assert!(store.sync().unwrap().wait().is_ok());
+            assert_eq!(are_in(&store, 1, &hot), [true; 32], "{policy:?}, {eviction:?}");
+            assert_at_rest(&store);
+        }
+    }
+}
+
+#[test]
+fn a_sync_writes_blocks_that_the_disk_tier_evicted() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, _) = builder(directory.path(), 4096, 8).host(host(16)).open().unwrap();
+    let all = keys(0..16);
+    all.iter().for_each(|key| put_ok(&store, std::slice::from_ref(key), BLOCK));
+    let is_on_disk = are_in(&store, 1, &all);
+    let (on_disk, others): (Vec<_>, Vec<_>) =
+        all.into_iter().zip(is_on_disk).partition(|(_, is_on_disk)| *is_on_disk);
+    let names = |keys: Vec<(Vec<u8>, bool)>| keys.into_iter().map(|(key, _)| key).collect();
+    let (on_disk, others): (Vec<Vec<u8>>, Vec<Vec<u8>>) = (names(on_disk), names(others));
+    assert!(store.remove(0, &on_disk).unwrap().wait().is_ok());
+    assert_eq!((others.len(), are_in(&store, 0, &others)), (8, vec![true; 8]));
+    assert!(store.sync().unwrap().wait().is_ok());
+    assert_eq!(are_in(&store, 1, &others), [true; 8]);
+    assert_eq!(store.close(soon()).unwritten, 0);
+    drop(store);
+    let (store, recovery) = builder(directory.path(), 4096, 8).open().unwrap();
+    assert_eq!(recovery.found, 8);
+    assert_eq!(found(&store, &others, BLOCK), [true; 8]);
+}
+
+#[test]
+fn a_sync_and_a_close_state_that_the_disk_tier_is_too_small() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, _) = builder(directory.path(), 4096, 8).host(host(16)).open().unwrap();
+    for number in 0..16 {
+        put_ok(&store, &[key(number)], BLOCK);
+    }
+    let outcome = store.sync().unwrap().wait();
+    let too_small = NoRoom::TierTooSmall { requested: 16, slots: 8 };
+    let is_right =
+        matches!(&outcome.results[..], [BlockResult::NoRoom(found)] if *found == too_small);
+    assert!(is_right, "{outcome:?}");
+    assert_eq!(store.close(soon()).unwritten, 8);
+}
