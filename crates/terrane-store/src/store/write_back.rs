@@ -1,5 +1,6 @@
 //! Dirty blocks: when the store writes them to slower tiers, and syncs.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,22 +23,36 @@ const KEYS_AT_ONCE: usize = 64;
 /// The fewest blocks that are written back, if there are so many.
 const LEAST_AT_ONCE: usize = 8;
 
+/// How often blocks are written, because the disk tier evicted them for others of the job.
+const MOST_ROUNDS: usize = 4;
+
 /// Makes the blocks of a put durable: those that are not on disk are written there. A block that left
-/// all tiers meanwhile is [`Absent`](BlockResult::Absent).
+/// the disk tier meanwhile is [`Absent`](BlockResult::Absent).
 pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Option<BlockResult>]) {
-    if task.core.disk.is_none() {
-        return;
-    }
+    let on_disk = task.core.tiers.last().filter(|tier| tier.is_disk());
+    let Some(on_disk) = on_disk.and_then(|tier| tier.room(task.group)) else { return };
     let stored =
         |&index: &usize| matches!(results.get(index), Some(Some(result)) if result.is_ok());
     let indices: Vec<usize> = (0..keys.len()).filter(stored).collect();
-    let hashes = indices.iter().map(|&index| keys.hash(index)).collect();
-    let mut written = WriteDown::new(task, TierId::new(0)).keys(hashes).await;
-    let on_disk = task.core.tiers.last().and_then(|tier| tier.room(task.group));
-    for (&index, result) in indices.iter().zip(&mut written) {
-        let is_stored = on_disk.is_some_and(|room| room.index.get(keys.hash(index)).is_some());
-        if matches!(result, BlockResult::AlreadyStored) && !is_stored {
-            *result = BlockResult::Absent;
+    let hashes: Vec<KeyHash> = indices.iter().map(|&index| keys.hash(index)).collect();
+    let is_stored = |key: &KeyHash| on_disk.index.get(*key).is_some();
+    let requested = hashes.iter().collect::<HashSet<_>>().len();
+    let slots = to_usize(on_disk.limit().into());
+    let mut written = vec![BlockResult::AlreadyStored; hashes.len()];
+    // Nothing is evicted for blocks that cannot fit.
+    for _ in 0..if requested > slots { 0 } else { MOST_ROUNDS } {
+        written = WriteDown::new(task, TierId::new(0)).keys(hashes.clone()).await;
+        // A part of the job may have evicted an earlier one.
+        if hashes.iter().all(is_stored) || !written.iter().all(BlockResult::is_ok) {
+            break;
+        }
+    }
+    for (key, result) in hashes.iter().zip(&mut written) {
+        if result.is_ok() && !is_stored(key) {
+            let too_small = NoRoom::TierTooSmall { requested, slots };
+            let is_too_small = requested > slots;
+            *result =
+                if is_too_small { BlockResult::NoRoom(too_small) } else { BlockResult::Absent };
         }
     }
     for &index in &indices {

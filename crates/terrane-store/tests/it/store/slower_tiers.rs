@@ -1,9 +1,11 @@
 //! The blocks that a slower tier has, evicted or refuses.
 
 use terrane_core::ByteCount;
-use terrane_store::{BlockResult, EvictionKind, NoRoom, Store, TierId, Why, WritePolicy};
+use terrane_store::{
+    BlockResult, EvictionKind, JobOptions, NoRoom, Store, TierId, Why, WritePolicy,
+};
 
-use super::harness::{assert_at_rest, builder, found, key, keys, put_ok, soon};
+use super::harness::{assert_at_rest, builder, found, key, keys, put_ok, soon, submit_put};
 
 const BLOCK: usize = 4096;
 
@@ -77,4 +79,41 @@ fn a_sync_and_a_close_state_that_the_disk_tier_is_too_small() {
         matches!(&outcome.results[..], [BlockResult::NoRoom(found)] if *found == too_small);
     assert!(is_right, "{outcome:?}");
     assert_eq!(store.close(soon()).unwritten, 8);
+}
+
+#[test]
+fn a_durable_put_of_more_blocks_than_the_disk_tier_has_is_not_done() {
+    let directory = tempfile::tempdir().unwrap();
+    let builder = builder(directory.path(), 4096, 4).host(host(64));
+    let (store, _) = builder.write_policy(WritePolicy::Back).open().unwrap();
+    let all = keys(0..16);
+    let outcome = submit_put(&store, &all, BLOCK, JobOptions::new().durable(true)).wait();
+    let too_small = NoRoom::TierTooSmall { requested: 16, slots: 4 };
+    for result in &outcome.results {
+        assert!(matches!(result, BlockResult::NoRoom(found) if *found == too_small), "{result}");
+    }
+    // Memory serves them.
+    assert_eq!(found(&store, &all, BLOCK), [true; 16]);
+    assert_at_rest(&store);
+}
+
+#[test]
+fn a_durable_put_does_not_evict_its_own_blocks() {
+    for eviction in [EvictionKind::S3Fifo, EvictionKind::Lru] {
+        let directory = tempfile::tempdir().unwrap();
+        let builder = builder(directory.path(), 4096, 20).host(host(64));
+        let builder = builder.write_policy(WritePolicy::Back).eviction(eviction);
+        let (store, _) = builder.open().unwrap();
+        let durable = |keys: &[Vec<u8>]| {
+            let outcome = submit_put(&store, keys, BLOCK, JobOptions::new().durable(true)).wait();
+            assert!(outcome.is_ok(), "{eviction:?}: {outcome:?}");
+            assert!(are_in(&store, 1, keys).iter().all(|&is_in| is_in), "{eviction:?}");
+        };
+        // Blocks that are used stay in the tier, and new ones leave first.
+        durable(&keys(0..20));
+        (0..3).for_each(|_| assert_eq!(found(&store, &keys(0..20), BLOCK), [true; 20]));
+        durable(&keys(100..110));
+        durable(&keys(200..220));
+        assert_at_rest(&store);
+    }
 }
