@@ -62,7 +62,7 @@ pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Opt
     let refused = task.core.refuses_writes().map(BlockResult::Failed);
     let synced = match refused {
         Some(refused) => Err(refused),
-        None => sync_disk(task).await,
+        None => sync_disk(task, Request::Sync).await,
     };
     for (index, written) in indices.into_iter().zip(written) {
         let result = if written.is_ok() { synced.as_ref().err() } else { Some(&written) };
@@ -72,8 +72,9 @@ pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Opt
     }
 }
 
-pub(crate) async fn sync_disk(task: &JobTask) -> Result<(), BlockResult> {
-    let synced = task.control.until(task.core.maintenance.request(Request::Sync)).await;
+/// Waits for a sync: of everything, or of the records.
+pub(crate) async fn sync_disk(task: &JobTask, request: Request) -> Result<(), BlockResult> {
+    let synced = task.control.until(task.core.maintenance.request(request)).await;
     synced?.map_err(BlockResult::Failed)
 }
 
@@ -100,7 +101,7 @@ pub(crate) async fn sync(task: &JobTask) -> BlockResult {
         }
     }
     if core.disk.is_some()
-        && let Err(failed) = sync_disk(task).await
+        && let Err(failed) = sync_disk(task, Request::Sync).await
     {
         return failed;
     }
