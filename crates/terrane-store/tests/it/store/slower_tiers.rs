@@ -2,10 +2,13 @@
 
 use terrane_core::ByteCount;
 use terrane_store::{
-    BlockResult, EvictionKind, JobOptions, NoRoom, Store, TierId, Why, WritePolicy,
+    BlockGroup, BlockResult, EvictionKind, JobOptions, MemoryTier, NoRoom, Store, TierId, Why,
+    WritePolicy,
 };
 
-use super::harness::{assert_at_rest, builder, found, key, keys, put_ok, soon, submit_put};
+use super::harness::{
+    assert_at_rest, builder, disk, found, key, keys, namespace, open, put, put_ok, soon, submit_put,
+};
 
 const BLOCK: usize = 4096;
 
@@ -115,5 +118,27 @@ fn a_durable_put_does_not_evict_its_own_blocks() {
         durable(&keys(100..110));
         durable(&keys(200..220));
         assert_at_rest(&store);
+    }
+}
+
+#[test]
+fn a_put_is_done_in_memory_if_a_tier_further_below_refuses_blocks() {
+    for hosts in 1..=3 {
+        let directory = tempfile::tempdir().unwrap();
+        drop(open(directory.path(), 4096, 4));
+        let read_only = disk(directory.path(), 4 * 4096).read_only(true);
+        let builder = Store::builder().group(BlockGroup::new("kv", 4096)).disk(read_only);
+        let tier = |number| MemoryTier::system(format!("host {number}"), host(4));
+        let builder = (0..hosts).fold(builder, |builder, number| builder.memory_tier(tier(number)));
+        let (store, _) = builder.namespace(namespace()).open().unwrap();
+        let outcome = put(&store, &keys(0..2), BLOCK);
+        assert!(outcome.is_ok(), "{hosts} tiers of memory: {outcome:?}");
+        assert_eq!(found(&store, &keys(0..2), BLOCK), [true; 2]);
+        // No job waits without end for a slot of a block that cannot be written.
+        for number in 10..30 {
+            put_ok(&store, &[key(number)], BLOCK);
+        }
+        assert_at_rest(&store);
+        assert!(!store.sync().unwrap().wait().is_ok());
     }
 }
