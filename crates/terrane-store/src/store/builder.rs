@@ -54,7 +54,6 @@ impl BlockGroup {
     /// The group's share of the bytes of each tier is its weight divided by the sum of all weights. Each
     /// weight is 1 by default, which gives equal shares. With the bytes of a block as weights, all groups
     /// have equally many slots.
-    #[must_use]
     pub fn weight(self, weight: u32) -> Self {
         Self { weight, ..self }
     }

@@ -88,6 +88,7 @@ impl StoreCore {
             self.undo(block, places);
         } else {
             self.publish_stored(block, places);
+            self.recent.forget(block.key);
             let is_last = |place: &Place<'_>| self.below(place.tier).is_none();
             if block.copy_of.is_some() && places.iter().any(is_last) && !self.names.keeps_all {
                 // The record has the name now. Under the lock, since a later put needs its own.

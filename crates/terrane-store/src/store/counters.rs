@@ -1,7 +1,7 @@
 //! Counts, recent keys and subscribers.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use terrane_core::sync::lock;
@@ -64,16 +64,21 @@ impl KeyNames {
     }
 }
 
-/// The keys that were removed or found damaged lately.
+/// The keys that were removed or found damaged lately, and were not stored again.
 #[derive(Default)]
 pub(crate) struct Recent {
     keys: Mutex<RecentKeys>,
+    /// Whether there are any, to read without the lock.
+    has_some: AtomicBool,
 }
 
 #[derive(Default)]
 struct RecentKeys {
-    causes: HashMap<KeyHash, StoreEventKind>,
-    order: VecDeque<KeyHash>,
+    /// Each with the number of its place in the order.
+    causes: HashMap<KeyHash, (StoreEventKind, u64)>,
+    /// Some of the places have been left.
+    order: VecDeque<(u64, KeyHash)>,
+    next: u64,
 }
 
 /// The keys that are remembered.
@@ -82,18 +87,31 @@ const MOST_RECENT: usize = 4096;
 impl Recent {
     pub(crate) fn insert(&self, key: KeyHash, cause: StoreEventKind) {
         let mut keys = lock(&self.keys);
-        if keys.causes.insert(key, cause).is_none() {
-            keys.order.push_back(key);
-        }
+        let number = keys.next;
+        keys.next += 1;
+        keys.causes.insert(key, (cause, number));
+        keys.order.push_back((number, key));
         if keys.order.len() > MOST_RECENT
-            && let Some(oldest) = keys.order.pop_front()
+            && let Some((oldest, key)) = keys.order.pop_front()
+            && keys.causes.get(&key).is_some_and(|(_, number)| *number == oldest)
         {
-            keys.causes.remove(&oldest);
+            keys.causes.remove(&key);
+        }
+        self.has_some.store(true, Ordering::Relaxed);
+    }
+
+    /// A tier has the block of the key again. The caller has the lock of the key's order.
+    pub(crate) fn forget(&self, key: KeyHash) {
+        // Most stores remove few keys.
+        if self.has_some.load(Ordering::Relaxed) {
+            let mut keys = lock(&self.keys);
+            keys.causes.remove(&key);
+            self.has_some.store(!keys.causes.is_empty(), Ordering::Relaxed);
         }
     }
 
     pub(crate) fn get(&self, key: KeyHash) -> Option<StoreEventKind> {
-        lock(&self.keys).causes.get(&key).copied()
+        lock(&self.keys).causes.get(&key).map(|(cause, _)| *cause)
     }
 }
 
@@ -125,5 +143,27 @@ impl Subscribers {
             list.iter().filter_map(Weak::upgrade).collect()
         };
         subscribers.iter().for_each(|subscriber| subscriber.deliver(event.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::KeyHasher;
+
+    #[test]
+    fn a_key_that_is_removed_again_is_forgotten_last() {
+        let hasher = KeyHasher::new(&[7; 16]);
+        let key = |number: usize| hasher.hash(&number.to_le_bytes()).unwrap();
+        let recent = Recent::default();
+        for number in 0..MOST_RECENT {
+            recent.insert(key(number), StoreEventKind::Corrupt);
+        }
+        recent.insert(key(0), StoreEventKind::Removed);
+        for number in 0..MOST_RECENT - 1 {
+            recent.insert(key(MOST_RECENT + number), StoreEventKind::Removed);
+        }
+        assert_eq!(recent.get(key(0)), Some(StoreEventKind::Removed));
+        assert_eq!(recent.get(key(1)), None);
     }
 }

@@ -147,9 +147,19 @@ impl Get<'_> {
     }
 }
 
+/// The first uses of a block in a tier, which slower tiers count, too. S3-FIFO keeps a block after two.
+const FIRST_USES: u8 = 2;
+
+/// After the first uses, slower tiers count one of so many. Few gets look there.
+const USES_BELOW: u8 = 16;
+
 /// Counts a use of a block, which the write policy may write down then.
 pub(crate) fn count_use(core: &Arc<StoreCore>, key: KeyHash, pin: &PinnedSlot) {
     let uses = pin.room.hit(pin.block.slot);
+    if uses != 0 && (uses <= FIRST_USES || uses.is_multiple_of(USES_BELOW)) {
+        // Otherwise the slower tiers would evict the blocks that are used most.
+        core.touch_below(pin.room.tier, pin.room.group, key);
+    }
     if core.policy == WritePolicy::AfterUses(uses)
         && pin.room.is_pin_dirty(pin)
         && let Some(own) = pin.room.pin(key)

@@ -38,6 +38,8 @@ struct Work {
 pub(crate) enum Request {
     /// Makes everything durable that was written before the request.
     Sync,
+    /// Does the same, for records alone: a removal has no payload, whose sync may fail.
+    SyncRecords,
     /// Removes everything.
     Clear,
 }
@@ -54,7 +56,8 @@ pub(crate) type Reply = OneShot<Answer>;
 
 /// One thing to do.
 pub(crate) enum Step {
-    Syncs(Vec<Arc<Reply>>),
+    /// Each with [`Request::Sync`] or [`Request::SyncRecords`].
+    Syncs(Vec<(Request, Arc<Reply>)>),
     Clear(Arc<Reply>),
     Checkpoint,
     /// Frees the disk blocks of slots that a smaller tier has not.
@@ -124,11 +127,11 @@ impl Maintenance {
                 if request == Request::Clear {
                     return Step::Clear(reply);
                 }
-                let mut replies = vec![reply];
-                while let Some((_, reply)) =
-                    state.requests.pop_front_if(|(request, _)| *request == Request::Sync)
+                let mut replies = vec![(request, reply)];
+                while let Some(next) =
+                    state.requests.pop_front_if(|(request, _)| *request != Request::Clear)
                 {
-                    replies.push(reply);
+                    replies.push(next);
                 }
                 return Step::Syncs(replies);
             }

@@ -51,7 +51,9 @@ pub(super) const GROUP_GAUGES: [GroupGauge; 7] = [
     ("terrane_store_tier_in_use", "Slots that jobs fill or keep.", |group| group.in_use),
     ("terrane_store_tier_quarantined", "Slots that damage blocks.", |group| group.quarantined),
     ("terrane_store_tier_pinned", "Blocks that leases pin.", |group| group.pinned),
-    ("terrane_store_tier_dirty", "Blocks that no slower tier has.", |group| group.dirty),
+    ("terrane_store_tier_dirty", "Blocks that were not written to a slower tier.", |group| {
+        group.dirty
+    }),
 ];
 
 type JobNumber = (&'static str, &'static str, fn(&StoreSnapshot) -> u64);

@@ -50,8 +50,9 @@ impl JobOptions {
         Self { queue: Some((queue.clone(), tag)), ..self }
     }
 
-    /// Whether a put ends only when its blocks are durable on disk. Without a disk tier it has no effect.
-    /// A block that is evicted or removed before that is [`Absent`](crate::BlockResult::Absent).
+    /// Whether a put ends only when its blocks are durable on disk. A block that left the disk tier before
+    /// is [`Absent`](crate::BlockResult::Absent). If the job has more blocks than the disk tier, those that
+    /// are not on disk are [`NoRoom`](crate::BlockResult::NoRoom). Without a disk tier it has no effect.
     pub fn durable(self, durable: bool) -> Self {
         Self { durable, ..self }
     }

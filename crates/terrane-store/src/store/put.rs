@@ -280,7 +280,9 @@ impl Put<'_> {
         }
         drop(hold);
         let below = task.core.below(tier.id);
-        let is_refused = below.is_some_and(Tier::is_disk) && task.core.refuses_writes().is_some();
+        // Other tiers of memory may be between, which take the blocks later.
+        let disk_refuses = task.core.refuses_writes().is_some();
+        let is_refused = below.is_some_and(Tier::is_disk) && disk_refuses;
         let has_slower = below.is_some() && !is_refused;
         for (at, (key, written)) in own.into_iter().zip(written).enumerate() {
             let result = match written {
@@ -301,7 +303,7 @@ impl Put<'_> {
             self.set(key.index, result);
         }
         drop((taken, spare));
-        if has_slower && task.core.policy == WritePolicy::Through {
+        if has_slower && task.core.policy == WritePolicy::Through && !disk_refuses {
             let done = |&index: &usize| {
                 matches!(self.results.get(index), Some(Some(BlockResult::Done { .. })))
             };

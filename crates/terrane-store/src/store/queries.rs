@@ -283,14 +283,13 @@ impl StoreCore {
 
     /// Counts a use of a block in each tier that has it. Returns whether one has.
     pub(crate) fn touch_stored(&self, group: u16, key: KeyHash) -> bool {
-        let mut is_stored = false;
-        for room in self.tiers.iter().filter_map(|tier| tier.room(group)) {
-            if let Some(block) = room.index.get(key) {
-                room.touch(block.slot);
-                is_stored = true;
-            }
-        }
-        is_stored
+        touch_in(&self.tiers, group, key)
+    }
+
+    /// Counts a use of a block in each slower tier that has it.
+    pub(crate) fn touch_below(&self, tier: TierId, group: u16, key: KeyHash) {
+        let slower = self.tiers.get(tier.index() + 1..).unwrap_or_default();
+        touch_in(slower, group, key);
     }
 
     /// Whether the bytes of a key are these, as far as they are kept.
@@ -368,4 +367,16 @@ impl StoreCore {
         tier.counters.write_to(&mut snapshot);
         snapshot
     }
+}
+
+/// Counts a use of a block in each of these tiers that has it. Returns whether one has.
+fn touch_in(tiers: &[Tier], group: u16, key: KeyHash) -> bool {
+    let mut is_stored = false;
+    for room in tiers.iter().filter_map(|tier| tier.room(group)) {
+        if let Some(block) = room.index.get(key) {
+            room.touch(block.slot);
+            is_stored = true;
+        }
+    }
+    is_stored
 }

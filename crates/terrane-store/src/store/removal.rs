@@ -24,7 +24,8 @@ pub(crate) async fn remove(task: &JobTask, keys: &Keys) -> Vec<BlockResult> {
     if core.disk.is_none() {
         return results;
     }
-    sync_disk(task).await.map_or_else(|failed| vec![failed; keys.len()], |()| results)
+    let synced = sync_disk(task, Request::SyncRecords).await;
+    synced.map_or_else(|failed| vec![failed; keys.len()], |()| results)
 }
 
 /// Removes everything.

@@ -121,6 +121,6 @@ pub struct GroupSnapshot {
     pub quarantined: usize,
     /// The blocks that leases pin.
     pub pinned: usize,
-    /// The blocks that no slower tier has.
+    /// The blocks that were not written to a slower tier.
     pub dirty: usize,
 }

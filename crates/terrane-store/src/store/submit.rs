@@ -166,6 +166,9 @@ impl Store {
 
     /// Makes all blocks durable whose puts had ended before the call.
     ///
+    /// The job ends with [`NoRoom::TierTooSmall`](crate::NoRoom::TierTooSmall) if memory has more blocks
+    /// than fit on disk.
+    ///
     /// # Errors
     ///
     /// [`StoreError::Closed`] and [`StoreError::Forked`].

@@ -12,7 +12,7 @@ use terrane_core::sync::lock;
 use crate::disk::CatalogError;
 use crate::error::StoreError;
 use crate::store::Store;
-use crate::store::maintenance::Step;
+use crate::store::maintenance::{Answer, Request, Step};
 use crate::store::room::Room;
 use crate::store::shared::StoreCore;
 use crate::store::tier::DiskParts;
@@ -40,6 +40,12 @@ impl Store {
     }
 }
 
+/// The results of a sync.
+struct Synced {
+    payloads: Answer,
+    records: Answer,
+}
+
 impl StoreCore {
     /// Starts the sync thread.
     pub(crate) fn start_upkeep(self: &Arc<Self>) -> Result<JoinHandle<()>, StoreError> {
@@ -54,8 +60,12 @@ impl StoreCore {
         loop {
             match self.maintenance.next() {
                 Step::Syncs(replies) => {
-                    let answer = self.sync_now().map_err(Arc::new);
-                    replies.iter().for_each(|reply| reply.send(answer.clone()));
+                    let Synced { payloads, records } = self.sync_now();
+                    for (request, reply) in replies {
+                        let is_all = request == Request::Sync;
+                        let answer = if is_all { payloads.clone() } else { Ok(()) };
+                        reply.send(answer.and(records.clone()));
+                    }
                 }
                 Step::Clear(reply) => reply.send(self.clear_now().map_err(Arc::new)),
                 Step::Checkpoint => self.checkpoint_now(),
@@ -85,11 +95,13 @@ impl StoreCore {
         }
     }
 
-    /// Syncs the payloads, then the records.
-    fn sync_now(&self) -> Result<(), StoreError> {
-        let Some(disk) = &self.disk else { return Ok(()) };
-        disk.slabs.sync()?;
-        Ok(disk.catalog.sync()?)
+    /// Syncs the payloads, then the records: also after a failure, since removals have no payload. A
+    /// block whose bytes did not reach the disk fails its checksum.
+    fn sync_now(&self) -> Synced {
+        let Some(disk) = &self.disk else { return Synced { payloads: Ok(()), records: Ok(()) } };
+        let payloads = disk.slabs.sync().map_err(Arc::new);
+        let records = disk.catalog.sync().map_err(|error| Arc::new(error.into()));
+        Synced { payloads, records }
     }
 
     fn checkpoint_now(&self) {
@@ -111,7 +123,8 @@ impl StoreCore {
         let removed = self.disk_rooms().try_for_each(|room| self.remove_retired(room, disk));
         drop(turn);
         // A crash must not bring the records back without the bytes.
-        if let Err(error) = removed.and_then(|()| self.sync_now()) {
+        let synced = removed.map_err(Arc::new).and_then(|()| self.sync_now().records);
+        if let Err(error) = synced {
             tracing::debug!(%error, "disk blocks of a smaller tier stay reserved");
             return;
         }
@@ -155,5 +168,64 @@ impl StoreCore {
         aside.push(".new");
         let written = fs::write(&aside, text).and_then(|()| fs::rename(&aside, path));
         written.map_err(|source| StoreError::Export { path: path.to_owned(), source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::NonNull;
+    use std::time::Instant;
+
+    use terrane_core::ByteCount;
+    use terrane_testkit::needs::or_skipped;
+    use terrane_testkit::process::{forbid, in_child};
+
+    use super::*;
+    use crate::disk::Namespace;
+    use crate::store::blocks::{Blocks, Spans};
+    use crate::store::builder::{BlockGroup, DiskTier};
+    use crate::store::options::JobOptions;
+
+    #[test]
+    fn a_removal_becomes_durable_after_a_failed_sync_of_the_slabs() {
+        const TEST: &str = "store::upkeep::tests::\
+                            a_removal_becomes_durable_after_a_failed_sync_of_the_slabs";
+        in_child(TEST, || {
+            let directory = tempfile::tempdir().unwrap();
+            let open = || {
+                let builder = Store::builder()
+                    .group(BlockGroup::new("kv", 4096))
+                    .disk(DiskTier::new(directory.path(), ByteCount::kib(64)))
+                    .namespace(Namespace::new("model", [("model", "llama")]).unwrap());
+                builder.open().unwrap()
+            };
+            let (store, _) = open();
+            let put = |key: &[u8]| {
+                let mut block = vec![7_u8; 4096];
+                let mut spans = Spans::new();
+                spans.add(NonNull::from(&mut block[..]).cast(), block.len());
+                // SAFETY: the job gets the block as its guard.
+                #[expect(unsafe_code, reason = "the memory is named by addresses")]
+                let source = unsafe { Blocks::spans(spans) };
+                store.put(&[key], source, JobOptions::new(), block).unwrap().wait()
+            };
+            assert!(put(b"first").is_ok() && store.sync().unwrap().wait().is_ok());
+            assert!(put(b"second").is_ok());
+            let disk = store.core().disk.as_ref().unwrap();
+            let failed = thread::scope(|scope| {
+                let sync = || forbid(&[libc::SYS_fdatasync], libc::EIO).map(|()| disk.slabs.sync());
+                scope.spawn(sync).join().unwrap()
+            });
+            let Some(failed) = or_skipped(TEST, failed.map_err(Into::into)) else { return };
+            assert!(matches!(failed, Err(StoreError::SyncFailed { .. })), "{failed:?}");
+            assert!(!store.sync().unwrap().wait().is_ok());
+            let next = disk.catalog.snapshot().unwrap().next_sequence;
+            let outcome = store.remove(0, &[b"first"]).unwrap().wait();
+            assert!(outcome.is_ok(), "{outcome:?}");
+            assert!(disk.catalog.snapshot().unwrap().durable >= next);
+            assert_eq!(store.close(Instant::now()).left, 0);
+            drop(store);
+            assert_eq!(open().0.prefix(0, &[b"first"]), 0);
+        });
     }
 }

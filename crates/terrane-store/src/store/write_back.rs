@@ -1,38 +1,58 @@
 //! Dirty blocks: when the store writes them to slower tiers, and syncs.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
+
+use terrane_core::convert::to_usize;
 
 use crate::KeyHash;
 use crate::slab::Priority;
 use crate::store::maintenance::Request;
 use crate::store::presence::TierId;
 use crate::store::request::Keys;
-use crate::store::result::BlockResult;
+use crate::store::result::{BlockResult, NoRoom};
 use crate::store::room::{PinnedSlot, Room};
 use crate::store::shared::StoreCore;
 use crate::store::task::{JobTask, begin_internal, start};
 use crate::store::write_down::{MOST_AT_ONCE, WriteDown};
 
+/// Keys that are looked up together: their cache misses overlap.
+const KEYS_AT_ONCE: usize = 64;
+
 /// The fewest blocks that are written back, if there are so many.
 const LEAST_AT_ONCE: usize = 8;
 
+/// How often blocks are written, because the disk tier evicted them for others of the job.
+const MOST_ROUNDS: usize = 4;
+
 /// Makes the blocks of a put durable: those that are not on disk are written there. A block that left
-/// all tiers meanwhile is [`Absent`](BlockResult::Absent).
+/// the disk tier meanwhile is [`Absent`](BlockResult::Absent).
 pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Option<BlockResult>]) {
-    if task.core.disk.is_none() {
-        return;
-    }
+    let on_disk = task.core.tiers.last().filter(|tier| tier.is_disk());
+    let Some(on_disk) = on_disk.and_then(|tier| tier.room(task.group)) else { return };
     let stored =
         |&index: &usize| matches!(results.get(index), Some(Some(result)) if result.is_ok());
     let indices: Vec<usize> = (0..keys.len()).filter(stored).collect();
-    let hashes = indices.iter().map(|&index| keys.hash(index)).collect();
-    let mut written = WriteDown::new(task, TierId::new(0)).keys(hashes).await;
-    let on_disk = task.core.tiers.last().and_then(|tier| tier.room(task.group));
-    for (&index, result) in indices.iter().zip(&mut written) {
-        let is_stored = on_disk.is_some_and(|room| room.index.get(keys.hash(index)).is_some());
-        if matches!(result, BlockResult::AlreadyStored) && !is_stored {
-            *result = BlockResult::Absent;
+    let hashes: Vec<KeyHash> = indices.iter().map(|&index| keys.hash(index)).collect();
+    let is_stored = |key: &KeyHash| on_disk.index.get(*key).is_some();
+    let requested = hashes.iter().collect::<HashSet<_>>().len();
+    let slots = to_usize(on_disk.limit().into());
+    let mut written = vec![BlockResult::AlreadyStored; hashes.len()];
+    // Nothing is evicted for blocks that cannot fit.
+    for _ in 0..if requested > slots { 0 } else { MOST_ROUNDS } {
+        written = WriteDown::new(task, TierId::new(0)).keys(hashes.clone()).await;
+        // A part of the job may have evicted an earlier one.
+        if hashes.iter().all(is_stored) || !written.iter().all(BlockResult::is_ok) {
+            break;
+        }
+    }
+    for (key, result) in hashes.iter().zip(&mut written) {
+        if result.is_ok() && !is_stored(key) {
+            let too_small = NoRoom::TierTooSmall { requested, slots };
+            let is_too_small = requested > slots;
+            *result =
+                if is_too_small { BlockResult::NoRoom(too_small) } else { BlockResult::Absent };
         }
     }
     for &index in &indices {
@@ -42,7 +62,7 @@ pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Opt
     let refused = task.core.refuses_writes().map(BlockResult::Failed);
     let synced = match refused {
         Some(refused) => Err(refused),
-        None => sync_disk(task).await,
+        None => sync_disk(task, Request::Sync).await,
     };
     for (index, written) in indices.into_iter().zip(written) {
         let result = if written.is_ok() { synced.as_ref().err() } else { Some(&written) };
@@ -52,18 +72,25 @@ pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Opt
     }
 }
 
-pub(crate) async fn sync_disk(task: &JobTask) -> Result<(), BlockResult> {
-    let synced = task.control.until(task.core.maintenance.request(Request::Sync)).await;
+/// Waits for a sync: of everything, or of the records.
+pub(crate) async fn sync_disk(task: &JobTask, request: Request) -> Result<(), BlockResult> {
+    let synced = task.control.until(task.core.maintenance.request(request)).await;
     synced?.map_err(BlockResult::Failed)
 }
 
-/// Writes all dirty blocks to the slowest tier, and syncs it.
+/// Writes all blocks that no slower tier has to the slowest tier, and syncs it.
 pub(crate) async fn sync(task: &JobTask) -> BlockResult {
     let core = &task.core;
     let mut result = BlockResult::Done { bytes: 0 };
     for tier in &core.tiers {
         for room in &tier.rooms {
-            for keys in room.dirty_keys().chunks(MOST_AT_ONCE) {
+            let (mut lacking, evicted) = core.lacking_keys(room);
+            match core.exceeds_disk(room) {
+                // Blocks that the disk tier evicted would evict each other again.
+                Some(too_small) => result = BlockResult::NoRoom(too_small),
+                None => lacking.extend(evicted),
+            }
+            for keys in lacking.chunks(MOST_AT_ONCE) {
                 let pin = |&key: &KeyHash| room.pin(key).map(|pin| (key, pin));
                 let blocks: Vec<_> = keys.iter().filter_map(pin).collect();
                 let written = WriteDown::new(task, tier.id).blocks(blocks).await;
@@ -74,7 +101,7 @@ pub(crate) async fn sync(task: &JobTask) -> BlockResult {
         }
     }
     if core.disk.is_some()
-        && let Err(failed) = sync_disk(task).await
+        && let Err(failed) = sync_disk(task, Request::Sync).await
     {
         return failed;
     }
@@ -138,10 +165,38 @@ impl StoreCore {
         });
     }
 
+    /// The keys of the blocks of a room that no slower tier has: those that were not written, and those
+    /// that the slower tiers evicted.
+    fn lacking_keys(&self, room: &Room) -> (Vec<KeyHash>, Vec<KeyHash>) {
+        let (dirty, clean) = room.keys_by_mark();
+        if self.disk.is_none() {
+            // Memory need not have a block twice: it does not outlive the store.
+            return (dirty, Vec::new());
+        }
+        let slower = self.tiers.get(room.tier.index() + 1..).unwrap_or_default();
+        let slower = || slower.iter().filter_map(|tier| tier.room(room.group));
+        let mut evicted = Vec::new();
+        for keys in clean.chunks(KEYS_AT_ONCE) {
+            slower().for_each(|room| room.index.prefetch(keys.iter().copied()));
+            let is_lacking = |key: &KeyHash| slower().all(|room| room.index.get(*key).is_none());
+            evicted.extend(keys.iter().copied().filter(is_lacking));
+        }
+        (dirty, evicted)
+    }
+
     /// The number of blocks that no slower tier has.
     pub(crate) fn dirty_blocks(&self) -> usize {
         let rooms = self.tiers.iter().flat_map(|tier| &tier.rooms);
-        rooms.map(|room| room.dirty_keys().len()).sum()
+        let lacking = rooms.map(|room| self.lacking_keys(room));
+        lacking.map(|(dirty, evicted)| dirty.len() + evicted.len()).sum()
+    }
+
+    /// Why the disk tier cannot have all blocks of a room, if it is smaller.
+    fn exceeds_disk(&self, room: &Room) -> Option<NoRoom> {
+        let disk = self.tiers.last().filter(|tier| tier.is_disk())?;
+        let slots = to_usize(disk.room(room.group)?.limit().into());
+        let requested = room.index.len();
+        (requested > slots).then_some(NoRoom::TierTooSmall { requested, slots })
     }
 
     /// Writes all dirty blocks to the slowest tier and syncs it, until the deadline.

@@ -13,6 +13,9 @@ use crate::slab::Priority;
 use crate::store::room::{CLEAN, KEPT, LeasedSlot, PinnedSlot, Room};
 use crate::store::snapshot::GroupSnapshot;
 
+/// The number of uses that follows the greatest one. It lets every 16th use be told apart.
+const LAST_USES: u8 = 240;
+
 impl Room {
     /// The highest priority of a job that waits.
     pub(crate) fn waiting_priority(&self) -> Option<Priority> {
@@ -113,11 +116,12 @@ impl Room {
         Some(LeasedSlot { pin })
     }
 
-    /// Counts a use of the block in a slot, and returns the number of its uses.
+    /// Counts a use of the block in a slot, and returns the number of its uses. It is 0 in the slowest
+    /// tier, and begins again at 240 after 255.
     pub(crate) fn hit(&self, slot: u32) -> u8 {
         self.policy.hit(slot);
         let Some(uses) = self.uses.get(to_usize(slot.into())) else { return 0 };
-        let counted = uses.load(Ordering::Relaxed).saturating_add(1);
+        let counted = uses.load(Ordering::Relaxed).checked_add(1).unwrap_or(LAST_USES);
         uses.store(counted, Ordering::Relaxed);
         counted
     }

@@ -80,17 +80,16 @@ impl Room {
         !lock(&self.state).dirty.is_empty()
     }
 
-    /// The keys of all dirty blocks.
-    pub(crate) fn dirty_keys(&self) -> Vec<KeyHash> {
-        let mut keys = Vec::new();
+    /// The keys of all dirty blocks, and those of all others. None if there is no slower tier.
+    pub(crate) fn keys_by_mark(&self) -> (Vec<KeyHash>, Vec<KeyHash>) {
+        let (mut dirty, mut clean) = (Vec::new(), Vec::new());
         if !self.dirty.is_empty() {
-            self.index.for_each(|key, block| {
-                if self.mark(block.slot) != CLEAN {
-                    keys.push(key);
-                }
+            self.index.for_each(|key, block| match self.mark(block.slot) {
+                CLEAN => clean.push(key),
+                _ => dirty.push(key),
             });
         }
-        keys
+        (dirty, clean)
     }
 
     /// Whether more than half of the slots are dirty.

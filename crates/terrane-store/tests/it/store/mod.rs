@@ -14,4 +14,5 @@ mod random;
 mod read_only;
 mod reports;
 mod resizes;
+mod slower_tiers;
 mod soak;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use terrane_core::{ByteCount, Capability};
 use terrane_store::{
-    EvictionKind, JobOptions, Presence, StoreError, StoreEventKind, TierId, WritePolicy,
+    EvictionKind, JobOptions, Presence, StoreError, StoreEventKind, TierId, Why, WritePolicy,
 };
 
 use super::harness::{
@@ -295,4 +295,22 @@ fn many_puts_are_followed_by_a_checkpoint() {
     assert!(presence[0].is_ready());
     let granted = store.capabilities();
     assert!(granted.status(&Capability::IoUring).is_some());
+}
+
+#[test]
+fn a_block_that_was_evicted_after_a_second_put_is_not_called_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), 4096, 4);
+    put_ok(&store, &[key(0)], 4096);
+    assert!(store.remove(0, &[key(0)]).unwrap().wait().is_ok());
+    assert_eq!(store.why(0, &key(0)), Why::Removed);
+    put_ok(&store, &[key(0)], 4096);
+    for number in 1..6 {
+        put_ok(&store, &[key(number)], 4096);
+    }
+    assert_eq!(store.why(0, &key(0)), Why::Evicted);
+    // A second removal is remembered again.
+    put_ok(&store, &[key(0)], 4096);
+    assert!(store.remove(0, &[key(0)]).unwrap().wait().is_ok());
+    assert_eq!(store.why(0, &key(0)), Why::Removed);
 }
