@@ -235,13 +235,14 @@ pub(super) fn granule_of_all(
     folders: &[PathBuf],
     options: &SlabOptions,
 ) -> Result<Alignment, StoreError> {
-    let widest =
-        |granule: Alignment, folder: &PathBuf| Ok(granule.max(granule_of(folder, options)?));
-    folders.iter().try_fold(Alignment::PAGE, widest)
+    let widest = |granule: Alignment, (index, folder): (usize, &PathBuf)| {
+        Ok(granule.max(granule_of(index, folder, options)?))
+    };
+    folders.iter().enumerate().try_fold(Alignment::PAGE, widest)
 }
 
-/// The alignment of requests that the file system of `folder` needs.
-fn granule_of(folder: &Path, options: &SlabOptions) -> Result<Alignment, StoreError> {
+/// The alignment of requests that the file system of `folder` needs, the `index`-th of the tier.
+fn granule_of(index: usize, folder: &Path, options: &SlabOptions) -> Result<Alignment, StoreError> {
     let disk = options.disk;
     if !options.read_only {
         // The allocator tests a scratch file, whose blocks need not be reserved or synced.
@@ -249,7 +250,8 @@ fn granule_of(folder: &Path, options: &SlabOptions) -> Result<Alignment, StoreEr
             DiskOptions { preallocate: Requirement::Off, durability: Durability::None, ..disk };
         return Ok(DiskAllocator::new(folder, disk)?.limits().granule);
     }
-    let file = DiskFile::open_read_only(&folder.join("slab.0.000"), ByteCount::ZERO, &disk);
+    let path = folder.join(format!("slab.0.{index:03}"));
+    let file = DiskFile::open_read_only(&path, ByteCount::ZERO, &disk);
     let direct = file.ok().and_then(|file| file.handle().direct);
     Ok(direct.map_or(Alignment::PAGE, |direct| direct.offset_alignment))
 }

@@ -80,11 +80,17 @@ impl<'a> Load<'a> {
                     None => absent.push((index, key)),
                 }
             }
+            let mut fits = MOST_AT_ONCE;
             while !absent.is_empty() {
-                let most = usize::try_from(room.limit() / 2).unwrap_or(1).clamp(1, MOST_AT_ONCE);
+                let most = room.part(fits);
                 // The head of a prefix comes last, so that its tail is evicted first.
                 let part = absent.split_off(absent.len().saturating_sub(most));
-                self.load_part(tier, part, ready, (&mut results, &mut others)).await;
+                let loaded = self.load_part(tier, part, ready, (&mut results, &mut others));
+                // Leases may have pinned slots meanwhile.
+                if let Err(part) = loaded.await {
+                    fits = part.len() / 2;
+                    absent.extend(part);
+                }
             }
             for (index, claim) in others {
                 match task.control.until(claim.wait()).await {
@@ -97,19 +103,22 @@ impl<'a> Load<'a> {
     }
 
     /// Takes slots, claims the keys, and loads those that no other job has. Adds the others to a list.
+    /// Returns the keys if too few slots are free of leases for all of them at once.
     async fn load_part(
         &self,
         tier: &Tier,
         part: Vec<(usize, KeyHash)>,
         ready: OnReady<'_>,
         (results, others): (&mut [BlockResult], &mut Vec<(usize, Arc<Claim>)>),
-    ) {
+    ) -> Result<(), Vec<(usize, KeyHash)>> {
         let (task, core) = (self.task, &self.task.core);
-        let Some(room) = tier.room(task.group) else { return };
+        let Some(room) = tier.room(task.group) else { return Ok(()) };
         let mut taken = match room.take(part.len(), &task.control).await {
             Ok(taken) => taken,
+            Err(BlockResult::NoRoom(NoRoom::Pinned { .. })) if part.len() > 1 => return Err(part),
             Err(result) => {
-                return part.iter().for_each(|(index, _)| set(results, *index, result.clone()));
+                part.iter().for_each(|(index, _)| set(results, *index, result.clone()));
+                return Ok(());
             }
         };
         let mut own = Vec::with_capacity(part.len());
@@ -131,6 +140,7 @@ impl<'a> Load<'a> {
             }
         }
         self.load(tier, (taken, own), ready, results).await;
+        Ok(())
     }
 
     async fn load(

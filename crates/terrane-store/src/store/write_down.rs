@@ -8,7 +8,7 @@ use crate::slab::SlabDirection;
 use crate::store::claims::{ClaimKind, HeldClaim};
 use crate::store::commit::{Place, WrittenBlock, not_written};
 use crate::store::presence::TierId;
-use crate::store::result::{BlockResult, set};
+use crate::store::result::{BlockResult, NoRoom, set};
 use crate::store::room::{PinnedSlot, TakenSlots};
 use crate::store::task::{DiskBlock, JobTask};
 use crate::store::tier::Tier;
@@ -98,13 +98,17 @@ impl<'a> WriteDown<'a> {
                     Err(claim) => others.push((dirty, claim)),
                 }
             }
+            let mut fits = MOST_AT_ONCE;
             while !own.is_empty() {
                 let group = own.first().map_or(0, |own| own.dirty.pin.room.group);
-                let limit = below.room(group).map_or(1, |room| room.limit());
-                let most = usize::try_from(limit / 2).unwrap_or(1).clamp(1, MOST_AT_ONCE);
+                let most = below.room(group).map_or(1, |room| room.part(fits));
                 // The head of a prefix comes last, so that its tail is evicted first.
                 let part = own.split_off(own.len().saturating_sub(most));
-                self.write(from, below, part, &mut results).await;
+                // Leases may have pinned slots meanwhile.
+                if let Err(part) = self.write(from, below, part, &mut results).await {
+                    fits = part.len() / 2;
+                    own.extend(part);
+                }
             }
             pending = Vec::new();
             for (dirty, claim) in others {
@@ -117,27 +121,29 @@ impl<'a> WriteDown<'a> {
         results
     }
 
+    /// Writes blocks. Returns them if too few slots are free of leases for all of them at once.
     async fn write(
         &self,
         from: &Tier,
         below: &Tier,
         own: Vec<OwnBlock>,
         results: &mut [BlockResult],
-    ) {
+    ) -> Result<(), Vec<OwnBlock>> {
         let group = own.first().map_or(0, |own| own.dirty.pin.room.group);
-        let Some(room) = below.room(group) else { return };
+        let Some(room) = below.room(group) else { return Ok(()) };
         if let Some(error) = self.task.core.refuses_writes().filter(|_| below.is_disk()) {
-            return self.give_up(own, &BlockResult::Failed(error), results);
+            self.give_up(own, &BlockResult::Failed(error), results);
+            return Ok(());
         }
-        let taken = match room.take(own.len(), &self.task.control).await {
-            Ok(taken) => taken,
-            Err(result) => return self.give_up(own, &result, results),
-        };
-        if below.is_disk() {
-            self.write_to_disk(from, below, (taken, own), results).await;
-        } else {
-            self.write_to_memory(below, (taken, own), results).await;
+        match room.take(own.len(), &self.task.control).await {
+            Ok(taken) if below.is_disk() => {
+                self.write_to_disk(from, below, (taken, own), results).await;
+            }
+            Ok(taken) => self.write_to_memory(below, (taken, own), results).await,
+            Err(BlockResult::NoRoom(NoRoom::Pinned { .. })) if own.len() > 1 => return Err(own),
+            Err(result) => self.give_up(own, &result, results),
         }
+        Ok(())
     }
 
     async fn write_to_disk(

@@ -44,9 +44,11 @@ impl Room {
         is_dirty: bool,
         pins: bool,
     ) -> Option<PinnedSlot> {
-        self.set_mark(&self.uses, block.slot, 0);
+        if let Some(uses) = self.uses.get(to_usize(block.slot.into())) {
+            uses.store(0, Ordering::Relaxed);
+        }
         // Before the block is in the index: an eviction reads the mark of a block that it found there.
-        self.set_mark(&self.dirty, block.slot, if is_dirty { self.dirty_mark } else { CLEAN });
+        self.set_mark(block.slot, if is_dirty { self.dirty_mark } else { CLEAN });
         let replaced = match pins {
             true => self.index.insert_pinned(key, block),
             false => self.index.insert(key, block),
@@ -58,7 +60,7 @@ impl Room {
         }
         if let Some(Freed::Now(slot)) = replaced {
             self.policy.remove(slot);
-            self.set_mark(&self.dirty, slot, CLEAN);
+            self.set_mark(slot, CLEAN);
             self.free_quietly(slot);
         }
         pin
@@ -85,7 +87,7 @@ impl Room {
         let removed = self.index.remove(key);
         if let Some((block, freed)) = &removed {
             self.policy.remove(block.slot);
-            self.set_mark(&self.dirty, block.slot, CLEAN);
+            self.set_mark(block.slot, CLEAN);
             if let Freed::Now(slot) = freed {
                 self.free_quietly(*slot);
             }

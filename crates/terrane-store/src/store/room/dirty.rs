@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::Ordering;
 
 use terrane_core::convert::to_usize;
 use terrane_core::sync::lock;
@@ -17,9 +17,17 @@ impl Room {
         mark.map_or(CLEAN, |mark| mark.load(Ordering::Acquire))
     }
 
-    pub(super) fn set_mark(&self, marks: &[AtomicU8], slot: u32, value: u8) {
-        if let Some(mark) = marks.get(to_usize(slot.into())) {
-            mark.store(value, Ordering::Release);
+    pub(super) fn set_mark(&self, slot: u32, value: u8) {
+        let Some(mark) = self.dirty.get(to_usize(slot.into())) else { return };
+        match (mark.swap(value, Ordering::AcqRel), value) {
+            (KEPT, KEPT) => {}
+            (KEPT, _) => {
+                self.kept.fetch_sub(1, Ordering::SeqCst);
+            }
+            (_, KEPT) => {
+                self.kept.fetch_add(1, Ordering::SeqCst);
+            }
+            _ => {}
         }
     }
 
@@ -42,11 +50,10 @@ impl Room {
         }
     }
 
-    /// A slower tier has the block of the slot.
+    /// A slower tier has the block of the slot, which the caller has pinned. The slot can be evicted once
+    /// the pin has dropped, which also retries for the jobs that wait.
     pub(crate) fn set_clean(&self, slot: u32) {
-        self.set_mark(&self.dirty, slot, CLEAN);
-        self.evict_beyond(slot);
-        self.retry_for_waiters();
+        self.set_mark(slot, CLEAN);
     }
 
     /// Whether no other job writes back now. It is this one from here on.
@@ -105,11 +112,9 @@ impl Room {
         }
     }
 
-    /// The block of the slot could not be written. It may be evicted, so that nothing waits for it
-    /// without end. It is not clean: a sync tries again.
+    /// The block of the slot could not be written. It may be evicted once the caller's pin has dropped, so
+    /// that nothing waits for it without end. It is not clean: a sync tries again.
     pub(crate) fn give_up(&self, slot: u32) {
-        self.set_mark(&self.dirty, slot, MAY_BE_LOST);
-        self.evict_beyond(slot);
-        self.retry_for_waiters();
+        self.set_mark(slot, MAY_BE_LOST);
     }
 }

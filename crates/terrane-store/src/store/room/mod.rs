@@ -44,6 +44,8 @@ pub(crate) struct Room {
     waiting: AtomicUsize,
     /// Not [`CLEAN`] if no slower tier has the block of the slot.
     dirty: Box<[AtomicU8]>,
+    /// The number of slots whose mark is [`KEPT`].
+    kept: AtomicUsize,
     /// The mark of a dirty block.
     dirty_mark: u8,
     /// The uses of each block, as far as the write policy counts them.
@@ -164,6 +166,7 @@ impl Room {
             }),
             waiting: AtomicUsize::new(0),
             dirty: zeros(),
+            kept: AtomicUsize::new(0),
             dirty_mark: if dirty == DirtyBlocks::MayBeLost { MAY_BE_LOST } else { KEPT },
             uses: zeros(),
             is_writing_back: AtomicBool::new(false),
@@ -260,6 +263,15 @@ impl Room {
     ) -> Result<Vec<u32>, Shortage> {
         if let Some(never) = state.never(count) {
             return Err(Shortage::Never(never));
+        }
+        if state.free.len() < count {
+            // A search of the policy would visit each dirty block.
+            let kept = self.kept.load(Ordering::SeqCst);
+            let clean = self.index.len().saturating_sub(kept);
+            if kept > 0 && state.free.len() + clean < count {
+                effects.lacks = count - state.free.len();
+                return Err(Shortage::Now);
+            }
         }
         while state.free.len() < count {
             let (mut key, mut dirty) = (None, 0);

@@ -442,3 +442,38 @@ fn layers_of_a_job_are_there_before_its_end() {
     assert!(layers[0].is_done(..));
     assert_at_rest(&store);
 }
+
+#[test]
+fn leases_in_the_tier_below_stop_no_write_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = || builder(directory.path(), 4096, 64);
+    let (store, _) = open().open().unwrap();
+    put_ok(&store, &keys(0..64), 4096);
+    drop(store);
+    let host = ByteCount::new(64 * 4096);
+    let (store, _) = open().host(host).write_policy(WritePolicy::Back).open().unwrap();
+    let lease = store.acquire(0, &keys(0..40), Duration::from_secs(600));
+    for number in 0..84 {
+        put_ok(&store, &keys(1000 + number..1001 + number), 4096);
+    }
+    // A write-back that gave up would leave the disk tier without these blocks.
+    let is_on_disk =
+        |why: Why| matches!(why, Why::Present { tiers, .. } if tiers.contains(&TierId::new(1)));
+    let on_disk = keys(1000..1084).iter().filter(|key| is_on_disk(store.why(0, key))).count();
+    assert_eq!(on_disk, 24, "each slot without a lease has one of them");
+    drop(lease);
+}
+
+#[test]
+fn a_promotion_of_more_blocks_than_slots_without_leases_goes_part_by_part() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = ByteCount::new(8 * 4096);
+    let (store, _) = builder(directory.path(), 4096, 64).host(host).open().unwrap();
+    put_ok(&store, &keys(0..20), 4096);
+    let leased = store.promote(&keys(0..5), TierId::new(0), JobOptions::new()).unwrap().wait();
+    assert!(leased.results.iter().all(BlockResult::is_ok));
+    let lease = store.acquire(0, &keys(0..5), Duration::from_secs(600));
+    let promoted = store.promote(&keys(5..9), TierId::new(0), JobOptions::new()).unwrap().wait();
+    assert!(promoted.results.iter().all(BlockResult::is_ok), "{:?}", promoted.results);
+    drop(lease);
+}
