@@ -456,6 +456,7 @@ fn leases_in_the_tier_below_stop_no_write_back() {
     for number in 0..84 {
         put_ok(&store, &keys(1000 + number..1001 + number), 4096);
     }
+    assert_at_rest(&store);
     // A write-back that gave up would leave the disk tier without these blocks.
     let is_on_disk =
         |why: Why| matches!(why, Why::Present { tiers, .. } if tiers.contains(&TierId::new(1)));
