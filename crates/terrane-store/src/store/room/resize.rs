@@ -8,7 +8,7 @@ use terrane_core::sync::lock;
 
 use crate::error::StoreError;
 use crate::slab::Slabs;
-use crate::store::room::{DeferredEffects, KEPT, MOST_DAMAGES, Room, RoomState};
+use crate::store::room::{CLEAN, DeferredEffects, KEPT, MOST_DAMAGES, Room, RoomState};
 
 impl Room {
     /// Sets the number of slots that are used. Returns the slots beyond it, whose blocks the caller
@@ -72,6 +72,8 @@ impl Room {
 
     /// A slot has no block and no user any more.
     pub(super) fn put_back(&self, state: &mut RoomState, slot: u32) {
+        // A dirty block that another one replaced leaves with its last pin.
+        self.set_mark(slot, CLEAN);
         if slot >= state.limit {
             state.retired.insert(slot);
             self.has_retired.store(true, Ordering::Relaxed);
