@@ -80,17 +80,8 @@ impl<'a> Load<'a> {
                     None => absent.push((index, key)),
                 }
             }
-            let mut fits = MOST_AT_ONCE;
             while !absent.is_empty() {
-                let most = room.part(fits);
-                // The head of a prefix comes last, so that its tail is evicted first.
-                let part = absent.split_off(absent.len().saturating_sub(most));
-                let loaded = self.load_part(tier, part, ready, (&mut results, &mut others));
-                // Leases may have pinned slots meanwhile.
-                if let Err(part) = loaded.await {
-                    fits = part.len() / 2;
-                    absent.extend(part);
-                }
+                self.load_part(tier, &mut absent, ready, (&mut results, &mut others)).await;
             }
             for (index, claim) in others {
                 match task.control.until(claim.wait()).await {
@@ -102,23 +93,25 @@ impl<'a> Load<'a> {
         results
     }
 
-    /// Takes slots, claims the keys, and loads those that no other job has. Adds the others to a list.
-    /// Returns the keys if too few slots are free of leases for all of them at once.
+    /// Removes the last ones of the absent keys, as many as get slots at once. Claims them, and loads
+    /// those that no other job has. Adds the others to a list.
     async fn load_part(
         &self,
         tier: &Tier,
-        part: Vec<(usize, KeyHash)>,
+        absent: &mut Vec<(usize, KeyHash)>,
         ready: OnReady<'_>,
         (results, others): (&mut [BlockResult], &mut Vec<(usize, Arc<Claim>)>),
-    ) -> Result<(), Vec<(usize, KeyHash)>> {
+    ) {
         let (task, core) = (self.task, &self.task.core);
-        let Some(room) = tier.room(task.group) else { return Ok(()) };
-        let mut taken = match room.take(part.len(), &task.control).await {
+        let Some(room) = tier.room(task.group) else { return absent.clear() };
+        let taken = room.take_part(absent.len().min(MOST_AT_ONCE), &task.control).await;
+        // The head of a prefix comes last, so that its tail is evicted first.
+        let count = taken.as_ref().map_or(1, TakenSlots::len);
+        let part = absent.split_off(absent.len().saturating_sub(count));
+        let mut taken = match taken {
             Ok(taken) => taken,
-            Err(BlockResult::NoRoom(NoRoom::Pinned { .. })) if part.len() > 1 => return Err(part),
             Err(result) => {
-                part.iter().for_each(|(index, _)| set(results, *index, result.clone()));
-                return Ok(());
+                return part.iter().for_each(|(index, _)| set(results, *index, result.clone()));
             }
         };
         let mut own = Vec::with_capacity(part.len());
@@ -140,7 +133,6 @@ impl<'a> Load<'a> {
             }
         }
         self.load(tier, (taken, own), ready, results).await;
-        Ok(())
     }
 
     async fn load(

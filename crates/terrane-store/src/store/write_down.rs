@@ -8,7 +8,7 @@ use crate::slab::SlabDirection;
 use crate::store::claims::{ClaimKind, HeldClaim};
 use crate::store::commit::{Place, WrittenBlock, not_written};
 use crate::store::presence::TierId;
-use crate::store::result::{BlockResult, NoRoom, set};
+use crate::store::result::{BlockResult, set};
 use crate::store::room::{PinnedSlot, TakenSlots};
 use crate::store::task::{DiskBlock, JobTask};
 use crate::store::tier::Tier;
@@ -98,17 +98,8 @@ impl<'a> WriteDown<'a> {
                     Err(claim) => others.push((dirty, claim)),
                 }
             }
-            let mut fits = MOST_AT_ONCE;
             while !own.is_empty() {
-                let group = own.first().map_or(0, |own| own.dirty.pin.room.group);
-                let most = below.room(group).map_or(1, |room| room.part(fits));
-                // The head of a prefix comes last, so that its tail is evicted first.
-                let part = own.split_off(own.len().saturating_sub(most));
-                // Leases may have pinned slots meanwhile.
-                if let Err(part) = self.write(from, below, part, &mut results).await {
-                    fits = part.len() / 2;
-                    own.extend(part);
-                }
+                self.write_part(from, below, &mut own, &mut results).await;
             }
             pending = Vec::new();
             for (dirty, claim) in others {
@@ -121,29 +112,30 @@ impl<'a> WriteDown<'a> {
         results
     }
 
-    /// Writes blocks. Returns them if too few slots are free of leases for all of them at once.
-    async fn write(
+    /// Removes the last ones of these blocks, as many as get slots at once, and writes them.
+    async fn write_part(
         &self,
         from: &Tier,
         below: &Tier,
-        own: Vec<OwnBlock>,
+        own: &mut Vec<OwnBlock>,
         results: &mut [BlockResult],
-    ) -> Result<(), Vec<OwnBlock>> {
+    ) {
         let group = own.first().map_or(0, |own| own.dirty.pin.room.group);
-        let Some(room) = below.room(group) else { return Ok(()) };
+        let Some(room) = below.room(group) else { return own.clear() };
         if let Some(error) = self.task.core.refuses_writes().filter(|_| below.is_disk()) {
-            self.give_up(own, &BlockResult::Failed(error), results);
-            return Ok(());
+            return self.give_up(std::mem::take(own), &BlockResult::Failed(error), results);
         }
-        match room.take(own.len(), &self.task.control).await {
+        let taken = room.take_part(own.len().min(MOST_AT_ONCE), &self.task.control).await;
+        // The head of a prefix comes last, so that its tail is evicted first.
+        let count = taken.as_ref().map_or(1, TakenSlots::len);
+        let part = own.split_off(own.len().saturating_sub(count));
+        match taken {
             Ok(taken) if below.is_disk() => {
-                self.write_to_disk(from, below, (taken, own), results).await;
+                self.write_to_disk(from, below, (taken, part), results).await;
             }
-            Ok(taken) => self.write_to_memory(below, (taken, own), results).await,
-            Err(BlockResult::NoRoom(NoRoom::Pinned { .. })) if own.len() > 1 => return Err(own),
-            Err(result) => self.give_up(own, &result, results),
+            Ok(taken) => self.write_to_memory(below, (taken, part), results).await,
+            Err(result) => self.give_up(part, &result, results),
         }
-        Ok(())
     }
 
     async fn write_to_disk(

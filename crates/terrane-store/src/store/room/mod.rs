@@ -217,6 +217,26 @@ impl Room {
         Ok(TakenSlots::new(self, slots))
     }
 
+    /// Takes up to `most` slots, and at least one: half of those that no lease pins, and fewer if leases
+    /// pin others meanwhile.
+    pub(crate) async fn take_part(
+        self: &Arc<Self>,
+        most: usize,
+        control: &JobControl,
+    ) -> Result<TakenSlots, BlockResult> {
+        let usable = {
+            let state = lock(&self.state);
+            state.slots().saturating_sub(state.pinned())
+        };
+        let mut count = most.min(usable / 2).max(1);
+        loop {
+            match self.take(count, control).await {
+                Err(BlockResult::NoRoom(_)) if count > 1 => count /= 2,
+                taken => return taken,
+            }
+        }
+    }
+
     fn enter(
         self: &Arc<Self>,
         count: usize,
@@ -363,14 +383,23 @@ impl RoomState {
         self.waiters.keys().next().is_none_or(|(Reverse(first), _)| priority > *first)
     }
 
+    /// The slots that are not quarantined.
+    fn slots(&self) -> usize {
+        to_usize(self.limit.into()).saturating_sub(self.quarantined.len())
+    }
+
+    /// The slots that leases pin. Leases beyond the limit pin no slot that a job could get.
+    fn pinned(&self) -> usize {
+        self.leases.keys().filter(|slot| **slot < self.limit).count()
+    }
+
     /// Why a job that asks for so many slots does not fit, if it does not.
     fn never(&self, requested: usize) -> Option<NoRoom> {
-        let slots = to_usize(self.limit.into()).saturating_sub(self.quarantined.len());
+        let slots = self.slots();
         if requested > slots {
             return Some(NoRoom::TierTooSmall { requested, slots });
         }
-        // Leases beyond the limit pin no slot that this job could get.
-        let pinned = self.leases.keys().filter(|slot| **slot < self.limit).count();
+        let pinned = self.pinned();
         (slots.saturating_sub(pinned) < requested).then_some(NoRoom::Pinned {
             requested,
             slots,

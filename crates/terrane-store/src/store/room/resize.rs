@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
 
-use terrane_core::convert::to_usize;
 use terrane_core::sync::lock;
 
 use crate::error::StoreError;
@@ -119,15 +118,6 @@ impl Room {
 
     pub(crate) fn limit(&self) -> u32 {
         lock(&self.state).limit
-    }
-
-    /// The number of slots that a part of a job asks for at once: half of those that no lease pins, and at
-    /// most `most`.
-    pub(crate) fn part(&self, most: usize) -> usize {
-        let state = lock(&self.state);
-        let pinned = state.leases.keys().filter(|slot| **slot < state.limit).count();
-        let slots = to_usize(state.limit.into()).saturating_sub(state.quarantined.len() + pinned);
-        (slots / 2).clamp(1, most.max(1))
     }
 
     /// Whether a slot is beyond the limit now. It takes no lock.

@@ -41,6 +41,11 @@ impl TakenSlots {
         lock(&self.shared.slots).get(index).copied().flatten()
     }
 
+    /// The number of slots that were taken.
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.shared.slots).len()
+    }
+
     /// Gives a slot back.
     pub(crate) fn free(&mut self, index: usize) {
         if let Some(slot) = self.shared.take(index) {
