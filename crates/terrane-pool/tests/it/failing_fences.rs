@@ -8,7 +8,7 @@ use terrane_core::{ByteCount, RegionRequest};
 use terrane_pool::{Fence, FenceError, FenceSource, Pool, PoolOptions};
 use terrane_testkit::simulated::SimulatedStreams;
 
-use crate::streams::{A, B, PAGE, on, pool, waiting_pool};
+use crate::streams::{A, B, PAGE, on, pool, pool_with_a_pending_free, waiting_pool};
 use crate::support::{Counted, address};
 
 #[test]
@@ -31,12 +31,7 @@ fn a_failing_fence_proves_nothing() {
 
 #[test]
 fn a_closing_pool_tries_again_to_record_fences() {
-    let pending_wait = Duration::from_secs(60);
-    let (pool, upstream, streams) =
-        waiting_pool(PoolOptions { pending_wait, ..PoolOptions::default() });
-    let block = on(&pool, A);
-    streams.submit(A, || {});
-    drop(block);
+    let (pool, upstream, streams) = pool_with_a_pending_free();
     streams.run_all();
     streams.fail_next(3);
     pool.close();

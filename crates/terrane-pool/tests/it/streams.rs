@@ -26,6 +26,17 @@ pub fn waiting_pool(options: PoolOptions) -> (Pool<Counted>, Counted, SimulatedS
     (pool, upstream, streams)
 }
 
+/// A pool with a block that was dropped during work of stream A. Its waits last longer than a test.
+pub fn pool_with_a_pending_free() -> (Pool<Counted>, Counted, SimulatedStreams) {
+    let pending_wait = Duration::from_secs(60);
+    let (pool, upstream, streams) =
+        waiting_pool(PoolOptions { pending_wait, ..PoolOptions::default() });
+    let block = on(&pool, A);
+    streams.submit(A, || {});
+    drop(block);
+    (pool, upstream, streams)
+}
+
 pub fn on(pool: &Pool<Counted>, stream: StreamId) -> Block {
     pool.allocate_on(stream, &RegionRequest::new(PAGE)).unwrap()
 }
@@ -228,12 +239,7 @@ fn a_late_release_on_a_stream_waits_for_it() {
 #[test]
 fn requests_during_a_close_free_no_block_in_use() {
     // The close is still waiting during the request.
-    let pending_wait = Duration::from_secs(60);
-    let (pool, upstream, streams) =
-        waiting_pool(PoolOptions { pending_wait, ..PoolOptions::default() });
-    let block = on(&pool, A);
-    streams.submit(A, || {});
-    drop(block);
+    let (pool, upstream, streams) = pool_with_a_pending_free();
     let (refused, held) = std::thread::scope(|scope| {
         scope.spawn(|| pool.close());
         while pool.allocate_bytes(ByteCount::ZERO).is_ok() {

@@ -357,3 +357,16 @@ impl StoreBuilder {
         Self { close_within, ..self }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A builder of a store of 16 blocks of 4 KiB on disk.
+    pub(crate) fn of_16_blocks(directory: &Path) -> StoreBuilder {
+        StoreBuilder::new()
+            .group(BlockGroup::new("kv", 4096))
+            .disk(DiskTier::new(directory, ByteCount::kib(64)))
+            .namespace(Namespace::new("model", [("model", "llama")]).unwrap())
+    }
+}

@@ -215,9 +215,9 @@ mod tests {
     use terrane_core::ByteCount;
 
     use super::*;
-    use crate::disk::Namespace;
     use crate::store::Store;
-    use crate::store::builder::{BlockGroup, DiskTier, WritePolicy};
+    use crate::store::builder::tests::of_16_blocks;
+    use crate::store::builder::{BlockGroup, WritePolicy};
     use crate::store::claims::ClaimKind;
 
     fn ready<F: Future>(future: F) -> F::Output {
@@ -267,14 +267,8 @@ mod tests {
     #[test]
     fn a_block_whose_record_is_refused_is_in_no_tier() {
         let directory = tempfile::tempdir().unwrap();
-        let (store, _) = Store::builder()
-            .group(BlockGroup::new("kv", 4096))
-            .host(ByteCount::kib(64))
-            .disk(DiskTier::new(directory.path(), ByteCount::kib(64)))
-            .namespace(Namespace::new("model", [("model", "llama")]).unwrap())
-            .keep_keys(true)
-            .open()
-            .unwrap();
+        let (store, _) =
+            of_16_blocks(directory.path()).host(ByteCount::kib(64)).keep_keys(true).open().unwrap();
         let core = store.core();
         let events = store.events(8).unwrap();
         let key = core.hasher.hash(b"key").unwrap();
@@ -297,11 +291,8 @@ mod tests {
     #[test]
     fn a_dirty_block_beyond_the_limit_is_written_to_the_tier_below() {
         let directory = tempfile::tempdir().unwrap();
-        let (store, _) = Store::builder()
-            .group(BlockGroup::new("kv", 4096))
+        let (store, _) = of_16_blocks(directory.path())
             .host(ByteCount::kib(32))
-            .disk(DiskTier::new(directory.path(), ByteCount::kib(64)))
-            .namespace(Namespace::new("model", [("model", "llama")]).unwrap())
             .write_policy(WritePolicy::Back)
             .open()
             .unwrap();

@@ -172,24 +172,14 @@ impl StoreCore {
 mod tests {
     use std::time::Instant;
 
-    use terrane_core::ByteCount;
-
     use super::*;
-    use crate::disk::Namespace;
     use crate::index::StoredBlock;
-    use crate::store::Store;
-    use crate::store::builder::{BlockGroup, DiskTier};
+    use crate::store::builder::tests::of_16_blocks;
 
     #[test]
     fn a_close_without_time_ends_a_checkpoint_and_the_older_files_stay_valid() {
         let directory = tempfile::tempdir().unwrap();
-        let open = || {
-            let builder = Store::builder()
-                .group(BlockGroup::new("kv", 4096))
-                .disk(DiskTier::new(directory.path(), ByteCount::kib(64)))
-                .namespace(Namespace::new("model", [("model", "llama")]).unwrap());
-            builder.open().unwrap()
-        };
+        let open = || of_16_blocks(directory.path()).open().unwrap();
         let (store, _) = open();
         let core = store.core();
         let disk = core.disk.as_ref().unwrap();

@@ -176,14 +176,12 @@ mod tests {
     use std::ptr::NonNull;
     use std::time::Instant;
 
-    use terrane_core::ByteCount;
     use terrane_testkit::needs::or_skipped;
     use terrane_testkit::process::{forbid, in_child};
 
     use super::*;
-    use crate::disk::Namespace;
     use crate::store::blocks::{Blocks, Spans};
-    use crate::store::builder::{BlockGroup, DiskTier};
+    use crate::store::builder::tests::of_16_blocks;
     use crate::store::options::JobOptions;
 
     #[test]
@@ -192,13 +190,7 @@ mod tests {
                             a_removal_becomes_durable_after_a_failed_sync_of_the_slabs";
         in_child(TEST, || {
             let directory = tempfile::tempdir().unwrap();
-            let open = || {
-                let builder = Store::builder()
-                    .group(BlockGroup::new("kv", 4096))
-                    .disk(DiskTier::new(directory.path(), ByteCount::kib(64)))
-                    .namespace(Namespace::new("model", [("model", "llama")]).unwrap());
-                builder.open().unwrap()
-            };
+            let open = || of_16_blocks(directory.path()).open().unwrap();
             let (store, _) = open();
             let put = |key: &[u8]| {
                 let mut block = vec![7_u8; 4096];

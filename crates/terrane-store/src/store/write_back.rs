@@ -218,22 +218,13 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    use terrane_core::ByteCount;
-
     use super::*;
-    use crate::disk::Namespace;
-    use crate::store::Store;
-    use crate::store::builder::{BlockGroup, DiskTier};
+    use crate::store::builder::tests::of_16_blocks;
 
     #[test]
     fn a_durable_put_waits_for_the_record_of_a_block_that_another_put_stores() {
         let directory = tempfile::tempdir().unwrap();
-        let (store, _) = Store::builder()
-            .group(BlockGroup::new("kv", 4096))
-            .disk(DiskTier::new(directory.path(), ByteCount::kib(64)))
-            .namespace(Namespace::new("model", [("model", "llama")]).unwrap())
-            .open()
-            .unwrap();
+        let (store, _) = of_16_blocks(directory.path()).open().unwrap();
         let core = Arc::clone(store.core());
         let keys = Keys::new(&core, 0, &[b"key"]).unwrap();
         let (done, is_done) = mpsc::channel();
