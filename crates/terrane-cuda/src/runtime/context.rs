@@ -22,10 +22,12 @@ use crate::runtime::usage::{Counters, ResourceUsage};
 /// so their pointers and streams are valid here.
 ///
 /// Each call binds the context on the calling thread, and restores the previous current context
-/// afterwards. During the call, the thread's capture mode is relaxed. So the call neither fails
-/// because another thread captures a stream into a graph, nor invalidates that capture. Only a query
-/// of a captured stream or event does. Cloning costs a reference count. Streams, events and memory hold one reference each.
-/// The context is released with the last reference.
+/// afterwards. During the call, the thread's capture mode is relaxed. So the call does not fail
+/// because another thread captures a stream into a graph, and does not invalidate that capture. A
+/// query of the captured stream, or of an event in the graph, still does both.
+///
+/// Cloning costs a reference count. Streams, events and memory hold one reference each. The context
+/// is released with the last reference.
 ///
 /// In a process that was forked after the driver was loaded, every call fails with
 /// [`CudaError::Forked`], and drops free nothing.
