@@ -26,6 +26,13 @@ pub fn limit(seconds: u64) -> [String; 4] {
     [timeout, foreground, kill, seconds.to_string()]
 }
 
+/// The destination of a program's standard error.
+enum Errors {
+    ToTerminal,
+    /// The lines of both streams come in the order in which they were written.
+    BesideOutput,
+}
+
 /// A command line that starts in the workspace's root directory.
 pub struct Tool {
     command: Command,
@@ -152,30 +159,48 @@ impl Tool {
         Ok((!output.status.success()).then_some(stderr))
     }
 
-    /// Returns standard output as text. Standard error goes to this terminal.
+    /// Returns the lines of standard output, each with a line feed. Standard error goes to this
+    /// terminal.
     pub fn stdout(mut self) -> Result<String> {
-        let output = self
-            .command
-            .stderr(Stdio::inherit())
-            .output()
-            .with_context(|| format!("cannot start `{self}`"))?;
-        if !output.status.success() {
-            print!("{}", String::from_utf8_lossy(&output.stdout));
-            bail!("`{self}` {}", self.failure(output.status));
+        let mut text = String::new();
+        let status = self.follow(Errors::ToTerminal, |line| {
+            text.push_str(line);
+            text.push('\n');
+            Ok(())
+        })?;
+        if !status.success() {
+            print!("{text}");
+            bail!("`{self}` {}", self.failure(status));
         }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        Ok(text)
     }
 
     /// Passes each line of standard output and standard error to `on_line`, in the order in which
     /// they were written. Returns whether the program succeeded.
+    pub fn each_line(mut self, mut on_line: impl FnMut(&str) -> Result<()>) -> Result<bool> {
+        let status = self.follow(Errors::BesideOutput, &mut on_line)?;
+        if self.has_passed(status) {
+            on_line(&format!("`{self}` {}", self.failure(status)))?;
+        }
+        Ok(status.success())
+    }
+
+    /// Runs the program, and passes each line of its output to `on_line`.
     ///
     /// It does not wait for output of a process that outlives the program, such as one that a test
     /// started.
-    pub fn each_line(mut self, mut on_line: impl FnMut(&str) -> Result<()>) -> Result<bool> {
-        // One pipe for both streams, because two pipes would lose their common order.
+    fn follow(
+        &mut self,
+        errors: Errors,
+        mut on_line: impl FnMut(&str) -> Result<()>,
+    ) -> Result<ExitStatus> {
         let (reader, mut writer) = io::pipe().context("cannot create a pipe")?;
         let duplicate = || writer.try_clone().context("cannot duplicate a pipe");
-        self.command.stdout(duplicate()?).stderr(duplicate()?);
+        self.command.stdout(duplicate()?).stderr(match errors {
+            Errors::ToTerminal => Stdio::inherit(),
+            // One pipe for both streams, because two pipes would lose their common order.
+            Errors::BesideOutput => duplicate()?.into(),
+        });
         let mut child = self.command.spawn().with_context(|| format!("cannot start `{self}`"))?;
         // Otherwise the builder would keep its write ends open.
         self.command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -194,11 +219,7 @@ impl Tool {
         });
         read?;
         let status = status.map_err(|_| anyhow!("the thread that waits for `{self}` panicked"))?;
-        let status = status.with_context(|| format!("cannot wait for `{self}`"))?;
-        if self.has_passed(status) {
-            on_line(&format!("`{self}` {}", self.failure(status)))?;
-        }
-        Ok(status.success())
+        status.with_context(|| format!("cannot wait for `{self}`"))
     }
 
     /// Whether `timeout` has ended the program: by its own code, or by a kill after 10 s.
@@ -288,6 +309,8 @@ mod tests {
         let (lines, succeeded) =
             lines(&format!("(while [ -e '{path}' ]; do sleep 0.1; done) & echo done"));
         assert_eq!((lines, succeeded), (vec![String::from("done")], true));
+        let script = format!("(while [ -e '{path}' ]; do sleep 0.1; done) & printf done");
+        assert_eq!(shell(&script).stdout().unwrap(), "done\n");
     }
 
     #[test]
