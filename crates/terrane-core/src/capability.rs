@@ -41,7 +41,7 @@ pub enum Capability {
     HostRegistration,
     /// Kernels that copy on a device. The driver has to compile them.
     CopyKernels,
-    /// Kernels that compute checksums on a device. They are loaded when a transfer first needs them.
+    /// Kernels that compute checksums on a device, loaded when a transfer first needs them.
     ChecksumKernels,
     /// RDMA libraries that come with a communication library, loaded separately from the machine's.
     SeparateRdmaLibraries,
@@ -225,7 +225,7 @@ impl CapabilityReport {
         })
     }
 
-    /// Checks that every required capability was granted in full.
+    /// Checks that no required capability was refused, or granted for some bytes only.
     ///
     /// # Errors
     ///

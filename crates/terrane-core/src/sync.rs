@@ -28,8 +28,8 @@ pub fn unpoisoned<T>(result: LockResult<T>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for a notification, poisoned or not. As any such wait it may end early, so the caller looks at
-/// the state again.
+/// Waits for a notification, poisoned or not. The wait may end early, so the caller must check the
+/// state again.
 ///
 /// # Errors
 ///
@@ -47,7 +47,7 @@ pub fn wait_until<'a, T>(
     Ok(unpoisoned(condition.wait_timeout(guard, left)).0)
 }
 
-/// Returns the guard of an attempt to lock, poisoned or not; `None` if another thread holds the lock.
+/// Returns the guard of an attempt to lock, poisoned or not; `None` if a thread holds the lock.
 #[inline]
 pub fn attempted<T>(result: TryLockResult<T>) -> Option<T> {
     match result {

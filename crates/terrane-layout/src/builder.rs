@@ -18,8 +18,8 @@ use crate::state::{
 
 /// Builds a [`PhysicalLayout`] in steps whose order the compiler checks.
 ///
-/// 1. [`new`](LayoutBuilder::new) with a config, or [`from_geometry`](LayoutBuilder::from_geometry),
-///    which needs no kind.
+/// 1. [`new`](LayoutBuilder::new) with a config, or
+///    [`from_geometry`](LayoutBuilder::from_geometry), which needs no kind.
 /// 2. The kind: [`fully_contiguous`](LayoutBuilder::fully_contiguous),
 ///    [`layer_separate`](LayoutBuilder::layer_separate) or [`kind`](LayoutBuilder::kind).
 /// 3. The memory: [`allocate`](LayoutBuilder::allocate), [`adopt`](LayoutBuilder::adopt),
@@ -74,7 +74,7 @@ impl LayoutBuilder<NeedsMemory> {
         self.with_memory(FromAllocator(allocator))
     }
 
-    /// The caller's regions: one, or one for each layer, in the order of the layers.
+    /// The caller's regions, one for each region of the geometry, in their order.
     ///
     /// `build` checks the count and every size. It also checks that all regions have one storage
     /// kind and that none overlap. Each region must begin at a multiple of the block alignment and

@@ -9,7 +9,7 @@ use crate::geometry::encoding::VERSION;
 use crate::geometry::{Geometry, Section};
 use crate::physical::PhysicalLayout;
 
-/// The start of each text.
+/// The prefix of a fingerprint's text.
 const PREFIX: &str = "v2-";
 
 /// A 128-bit identifier of the contents of a block: shape, elements, sections, group and a salt.

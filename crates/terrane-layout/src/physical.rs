@@ -54,8 +54,8 @@ impl PhysicalLayout {
         &self.geometry
     }
 
-    /// The regions: one, or one for each layer. With [`Geometry::offset`], their starts are enough
-    /// for a planner of many spans.
+    /// The regions, in the order of the geometry. Their starts and [`Geometry::offset`] are enough
+    /// to plan many spans.
     #[inline]
     #[must_use]
     pub fn regions(&self) -> &[Region] {

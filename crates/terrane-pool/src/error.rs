@@ -43,7 +43,7 @@ pub enum PoolError {
         /// The alignment of the pool.
         alignment: Alignment,
     },
-    /// The upstream cannot allocate blocks of this size or alignment.
+    /// The upstream cannot allocate a region for a block of the largest class, or for a slab.
     #[error(
         "the largest class needs regions of {required}, and the {kind} upstream allocates at most \
          {largest}; lower the largest class or the blocks of a slab"

@@ -17,8 +17,8 @@
 //! It uses no driver, starts no thread and copies no bytes. It does not split a region into blocks
 //! of mixed sizes. Slabs are cut into equal blocks, by [`SizeClasses::ExactSlab`] for one size and
 //! by [`adaptors::Slabs`] for every small class. A process that was forked from one with threads
-//! must not use or drop the pools of its parent. Another thread may have been inside its magazines at the
-//! fork, and a sweep would wait for it without end.
+//! must not use or drop the pools of its parent. Another thread may have been inside its magazines
+//! at the fork, and a sweep would wait for it without end.
 //!
 //! # How a pool works
 //!

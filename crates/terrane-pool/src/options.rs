@@ -36,13 +36,13 @@ pub struct PoolOptions {
     /// The most bytes that the pool caches in all; never exceeded. Slabs do not count. Default: 16
     /// GiB.
     pub cached_bytes: ByteCount,
-    /// The share of held bytes that may be cached when a miss would raise the peak of held bytes, in
-    /// percent. Above it, the miss takes a cached block of a slightly larger class (see
+    /// The share of held bytes that may be cached when a miss would raise the peak of held bytes,
+    /// in percent. Above it, the miss takes a cached block of a slightly larger class (see
     /// [`larger_class_waste`](Self::larger_class_waste)). If there is none, it first frees cached
     /// blocks to the upstream, beginning with the least recently used class. So the peak stays near
-    /// the bytes in use. Blocks in magazines count as cached, but a miss does not free them; only an
-    /// exhaustion or a trim does. Caches of up to 64 MiB are never reduced, and 100 disables this
-    /// limit. Default: 10.
+    /// the bytes in use. Blocks in magazines count as cached, but a miss does not free them; only
+    /// an exhaustion or a trim does. Caches of up to 64 MiB are never reduced, and 100 disables
+    /// this limit. Default: 10.
     pub cached_percent: u8,
     /// The most blocks that the shared queue of a class keeps; never exceeded. The magazine of each
     /// thread holds up to [`magazine_depth`](Self::magazine_depth) more. Slabs do not count.
@@ -59,10 +59,10 @@ pub struct PoolOptions {
     /// queues. Default: 256.
     pub threads: usize,
     /// The most by which a cached block of a larger class may exceed the request that it serves, in
-    /// percent. A pool uses such a block if it is exhausted. It also uses one for the host if a block
-    /// from the upstream would raise the peak, see [`cached_percent`](Self::cached_percent). It uses
-    /// still larger blocks only after it has freed cached blocks to the upstream and was refused
-    /// again. Default: 25.
+    /// percent. A pool uses such a block if it is exhausted. It also uses one for the host if a
+    /// block from the upstream would raise the peak, see [`cached_percent`](Self::cached_percent).
+    /// It uses still larger blocks only after it has freed cached blocks to the upstream and was
+    /// refused again. Default: 25.
     pub larger_class_waste: u8,
     /// The longest time in all that an exhausted pool waits for streams to finish with freed
     /// blocks, before it trims. A closed pool waits at most as long for pending blocks. Default: 1

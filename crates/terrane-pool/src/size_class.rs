@@ -80,8 +80,8 @@ impl ClassTable {
         Ok(Self { rounding, sizes })
     }
 
-    /// Rounds the size of each class up to a multiple of the upstream's granule. A smaller size would
-    /// count as less than the memory that the upstream uses for it.
+    /// Rounds the size of each class up to a multiple of the upstream's granule. A smaller size
+    /// would count as less than the memory that the upstream uses for it.
     pub(crate) fn rounded_up(mut self, granule: Alignment) -> Self {
         self.sizes.iter_mut().for_each(|size| *size = size.next_multiple_of(granule.get()));
         self
@@ -116,15 +116,15 @@ impl ClassTable {
         self.sizes[class]
     }
 
-    /// Returns the largest class whose blocks are at most `waste` percent larger than `requested`, or
-    /// `class` if there is none.
+    /// Returns the largest class whose blocks are at most `waste` percent larger than `requested`,
+    /// or `class` if there is none.
     pub(crate) fn last_within(&self, class: usize, requested: ByteCount, waste: u8) -> usize {
         let wasted = requested.get().saturating_mul(u64::from(waste)) / 100;
         let most = requested.get().saturating_add(wasted);
         let last = self.sizes.len().saturating_sub(1);
         let mut within = self.class_of(most).unwrap_or(last);
-        // Sizes are rounded up to the granule. So neighbouring classes may have one size, and the last
-        // one may exceed `most` although no class serves `most`.
+        // Sizes are rounded up to the granule. So neighbouring classes may have one size, and the
+        // last one may exceed `most` although no class serves `most`.
         while within > class && self.size(within) > most {
             within -= 1;
         }

@@ -13,8 +13,8 @@ use crate::sync::{AtomicU64, Ordering};
 /// The state of a pool at one instant, and its counters since its creation.
 ///
 /// Taking a snapshot stops every thread's magazines for a few microseconds, so that the byte counts
-/// agree: `held = live + cached + pending`. Blocks that move between two places meanwhile count as
-/// live.
+/// agree: `held = live + cached + pending + abandoned`. Blocks that move between two places
+/// meanwhile count as live.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct PoolSnapshot {

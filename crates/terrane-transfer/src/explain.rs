@@ -19,7 +19,7 @@ pub struct Explanation {
     pub destination: StorageKind,
     /// The total number of bytes to copy.
     pub bytes: ByteCount,
-    /// Spans before coalescing: one for each block, layer and outer.
+    /// Spans before coalescing: one for each block, layer and section.
     pub pieces: u64,
     /// Spans after coalescing.
     pub runs: u64,

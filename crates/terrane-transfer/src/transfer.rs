@@ -88,7 +88,7 @@ impl Transfer {
         layers.is_none() && heads.is_none() && tokens.is_none() && destination_first_layer.is_none()
     }
 
-    /// Copies only these layers of the blocks.
+    /// Copies only these layers, to the same layers of the destination.
     pub fn layers(self, layers: Range<u32>) -> Self {
         Self { layers: Some(layers), ..self }
     }
@@ -103,9 +103,9 @@ impl Transfer {
 
     /// Copies only these tokens of the source's blocks, to an equal number of the destination's.
     ///
-    /// Conflicts are about whole blocks, also between tokens of one block of an endpoint. After a failure,
-    /// only these tokens are
-    /// [incomplete](crate::TransferError::Incomplete), and a success completes only these.
+    /// Claims are on whole blocks, so transfers of different tokens of one block conflict. After a
+    /// failure, only these tokens are [incomplete](crate::TransferError::Incomplete), and a success
+    /// completes only these.
     pub fn tokens(self, source: Range<u32>, destination: Range<u32>) -> Self {
         Self { tokens: Some(Ends { source, destination }), ..self }
     }

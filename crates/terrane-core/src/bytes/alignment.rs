@@ -10,7 +10,7 @@ pub struct Alignment(NonZeroU64);
 impl Alignment {
     /// No constraint.
     pub const BYTE: Self = Self::power_of_two(0);
-    /// 512 bytes: the sector size of most disks, and the minimum alignment of a region.
+    /// 512 bytes: the sector size of most disks, and the minimum alignment of a planned region.
     pub const SECTOR: Self = Self::power_of_two(9);
     /// 4 KiB: the smallest page of x86-64 and of most aarch64 systems.
     pub const PAGE: Self = Self::power_of_two(12);

@@ -25,9 +25,9 @@ impl<O: Send + Sync + 'static> ForeignMemory<O> {
     ///
     /// While `owner` lives, `span` must meet the contract of [`Memory`]. The bytes are valid for
     /// reads and writes and do not move. Host bytes are initialised. Their pages are not discarded,
-    /// replaced or unmapped: an engine that has registered the memory with the kernel would read and
-    /// write the earlier pages. Every access by other code is
-    /// synchronised with the users of this value. The kind is correct and matches the location.
+    /// replaced or unmapped: an engine that has registered the memory with the kernel would read
+    /// and write the earlier pages. Every access by other code is synchronised with the users of
+    /// this value. The kind is correct and matches the location.
     #[must_use]
     pub unsafe fn new(span: Span, owner: O) -> Self {
         Self { span, registration: None, owner }

@@ -34,7 +34,7 @@ impl HostBytes {
     pub fn into_bytes(self) -> Vec<u8> {
         // The returned vector frees the bytes.
         let bytes = ManuallyDrop::new(self).bytes;
-        // SAFETY: the pointer is from `Box::into_raw`, and `self`, which would free it, is never dropped.
+        // SAFETY: the pointer is from `Box::into_raw`, and `self` is never dropped.
         unsafe { Box::from_raw(bytes.as_ptr()) }.into_vec()
     }
 }

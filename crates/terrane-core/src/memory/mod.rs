@@ -23,8 +23,8 @@ use crate::register::registration::RegistrationRecord;
 /// A span of bytes that is valid and does not move until the value drops.
 ///
 /// A `Memory` returns the location of its bytes, never the bytes. Copy engines read and write the
-/// bytes by unsafe code, and track the transfers in flight. Typed views prove that their accesses are
-/// sound. No other code touches the bytes.
+/// bytes by unsafe code, and track the transfers in flight. Typed views prove that their accesses
+/// are sound. No other code touches the bytes.
 ///
 /// # Safety
 ///

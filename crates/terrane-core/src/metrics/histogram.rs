@@ -82,8 +82,7 @@ impl HistogramSnapshot {
         self.sum.checked_div(self.count).unwrap_or(0)
     }
 
-    /// The number of values below 2 to the power of `exponent`, for exponents from 2 to 44. The last
-    /// bucket also has all larger values.
+    /// The number of values below 2 to the power of `exponent`, for exponents from 2 to 44.
     #[must_use]
     pub fn below_power(&self, exponent: u32) -> u64 {
         let below = 1_u64.checked_shl(exponent).map_or(BUCKETS, bucket_of);

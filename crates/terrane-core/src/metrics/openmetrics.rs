@@ -51,7 +51,7 @@ impl<'a, W: Write> OpenMetrics<'a, W> {
     ///
     /// # Errors
     ///
-    /// Errors of the writer, here and below.
+    /// The errors of the writer.
     pub fn counter<'b>(
         &'b mut self,
         name: &'b str,

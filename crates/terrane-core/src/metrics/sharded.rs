@@ -88,7 +88,8 @@ impl ShardedCounters {
 
     /// Changes counters of one shard. No other thread changes this shard meanwhile.
     ///
-    /// `change` should take nanoseconds, because a thread waits if all shards are in use.
+    /// `change` should take nanoseconds, because a thread waits if all shards are in use. It must
+    /// not update the same counters, because that call would wait forever if there is one shard.
     #[inline]
     pub fn update(&self, change: impl FnOnce(&CounterShard)) {
         /// Frees the shard, even if a panic unwinds.

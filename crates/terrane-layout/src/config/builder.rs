@@ -65,7 +65,7 @@ impl LayoutConfigBuilder {
     /// heads. With [`ElementFormat::RowBytes`], this states that the bytes of each head are
     /// adjacent.
     ///
-    /// It is optional. Without it, transfers move only whole pieces.
+    /// It is optional. Without it, transfers cannot copy heads separately.
     #[must_use]
     pub fn num_heads(self, num_heads: u32) -> Self {
         Self { num_heads: Some(num_heads), ..self }

@@ -16,9 +16,10 @@ use crate::kind::TokenOrder;
 ///
 /// The cache has `num_blocks` blocks of `page_size` tokens. A block has one *piece* for each layer
 /// and each outer (K and V, or one latent). A piece has `page_size · inner_dim` elements and is
-/// contiguous in every layout. If the [heads](LayoutConfigBuilder::num_heads) are stated, the order
-/// of tokens and heads within a piece is defined too. A value of this type has been validated: no
-/// dimension is zero, and all bytes together are at most [`LARGEST_LAYOUT`].
+/// contiguous in every [kind](crate::LayoutKind) of layout. If the
+/// [heads](LayoutConfigBuilder::num_heads) are stated, the order of tokens and heads within a piece
+/// is defined too. A value of this type has been validated: no dimension is zero, and all bytes
+/// together are at most [`LARGEST_LAYOUT`].
 ///
 /// ```
 /// use terrane_core::ByteCount;
@@ -77,7 +78,7 @@ impl LayoutConfig {
         element: ElementFormat,
         /// The heads of a token's row, if they are stated.
         num_heads: Option<u32>,
-        /// Whether tokens or heads are outermost within a piece. Token-major if heads are not stated.
+        /// The order of tokens and heads within a piece. Token-major if heads are not stated.
         token_order: TokenOrder,
         /// Block strides are rounded up to a multiple of this.
         block_alignment: Alignment,

@@ -23,7 +23,8 @@ pub fn block_first(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
     Sizes::of(config).geometry("BL2NHD")
 }
 
-/// `LAYERBLOCK`: `[L, B, 2, N, H, D]`, one tensor. FlexKV uses it for the tensors of vLLM 0.23 and later.
+/// `LAYERBLOCK`: `[L, B, 2, N, H, D]`, one tensor. FlexKV uses it for the tensors of vLLM 0.23 and
+/// later.
 ///
 /// # Errors
 ///

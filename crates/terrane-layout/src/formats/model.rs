@@ -7,8 +7,8 @@ use crate::config::LayoutConfig;
 use crate::error::LayoutError;
 use crate::geometry::{Axis, AxisSteps, Geometry, Section, SectionName, Step};
 
-/// DeepSeek-V3.2's indexer (`index_k_with_scale_buffer`, `DeepseekV32IndexerCache`): `L × [B, N·132]`
-/// bytes. A block has N rows of 128 bytes, then N scales of 4 bytes.
+/// DeepSeek-V3.2's indexer (`index_k_with_scale_buffer`, `DeepseekV32IndexerCache`):
+/// `L × [B, N·132]` bytes. A block has N rows of 128 bytes, then N scales of 4 bytes.
 ///
 /// In that cache, `value_bytes` is 128 and `scale_bytes` is 4.
 ///
@@ -92,8 +92,8 @@ pub struct PageState {
 ///
 /// # Errors
 ///
-/// [`LayoutError`] as from [`Geometry::from_sections`]; [`GeometryError`](crate::GeometryError) if the
-/// states do not fit in `page_bytes`.
+/// [`LayoutError`] as from [`Geometry::from_sections`]; [`GeometryError`](crate::GeometryError) if
+/// the states do not fit in `page_bytes`.
 pub fn state_pages(
     num_blocks: u32,
     num_layers: u32,

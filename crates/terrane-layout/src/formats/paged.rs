@@ -22,8 +22,8 @@ pub fn vllm_v0(config: &LayoutConfig, x: u32) -> Result<Geometry, LayoutError> {
     Geometry::from_sections(sections)
 }
 
-/// mistral.rs and candle-vllm (`CacheEngine`): for each layer a tensor of K, `[B, H, D/x, N, x]`, and
-/// one of V, `[B, H, D, N]`. The regions are K and V of layer 0, then those of layer 1, and so on.
+/// mistral.rs and candle-vllm (`CacheEngine`): for each layer a tensor of K, `[B, H, D/x, N, x]`,
+/// and one of V, `[B, H, D, N]`. The regions are K and V of layer 0, then those of layer 1, etc.
 ///
 /// # Errors
 ///
@@ -33,13 +33,13 @@ pub fn pairs_of_tensors(config: &LayoutConfig, x: u32) -> Result<Geometry, Layou
     of_pairs(&sizes, &split_keys(&sizes, x)?, &transposed_values(&sizes)?)
 }
 
-/// AITER, shuffled (`rocm_aiter_fa`): for each layer a plane of K, `[B, H, D/x, N, x]`, and one of V,
-/// `[B, H, N/x, D, x]`. The regions are K and V of layer 0, then those of layer 1, and so on.
+/// AITER, shuffled (`rocm_aiter_fa`): for each layer a plane of K, `[B, H, D/x, N, x]`, and one of
+/// V, `[B, H, N/x, D, x]`. The regions are K and V of layer 0, then those of layer 1, and so on.
 ///
 /// # Errors
 ///
-/// As from [`vllm_v0`], and [`GeometryError::NotDivided`](crate::GeometryError::NotDivided) if `x` does
-/// not divide N.
+/// As from [`vllm_v0`], and [`GeometryError::NotDivided`](crate::GeometryError::NotDivided) if `x`
+/// does not divide N.
 pub fn aiter_shuffled(config: &LayoutConfig, x: u32) -> Result<Geometry, LayoutError> {
     let sizes = Sizes::of(config).of_outers(2)?;
     let values = outside(&sizes, SectionName::V)?

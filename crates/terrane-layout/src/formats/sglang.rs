@@ -57,15 +57,16 @@ pub fn page_head(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
     Sizes::of(config).geometry("2BHNLD")
 }
 
-/// The host pool `page_unified`: `[B, H/h, L, 2, N, h, D]`, one tensor, with `heads_in_group` = h. The
-/// bytes of a group of heads are contiguous for each layer, so that ranks can exchange them.
+/// The host pool `page_unified`: `[B, H/h, L, 2, N, h, D]`, one tensor, with `heads_in_group` = h.
+/// The bytes of a group of heads are contiguous for each layer, so that ranks can exchange them.
 ///
 /// A config of one outer, such as a latent, has no groups: `[B, L, N, H, D]`.
 ///
 /// # Errors
 ///
-/// [`GeometryError::NotDivided`](crate::GeometryError::NotDivided) if `heads_in_group` does not divide
-/// the heads, [`LayoutError::HeadsNotStated`], and [`LayoutError`] as from [`Geometry::from_form`].
+/// [`GeometryError::NotDivided`](crate::GeometryError::NotDivided) if `heads_in_group` does not
+/// divide the heads, [`LayoutError::HeadsNotStated`], and [`LayoutError`] as from
+/// [`Geometry::from_form`].
 pub fn page_unified(config: &LayoutConfig, heads_in_group: u32) -> Result<Geometry, LayoutError> {
     let sizes = Sizes::of(config);
     if sizes.outers == 1 {

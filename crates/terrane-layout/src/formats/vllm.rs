@@ -126,8 +126,8 @@ impl PackedOrder {
 ///
 /// # Errors
 ///
-/// [`LayoutError::HeadsNotStated`], [`GeometryError::Dimension`] for a latent, and [`LayoutError`] as
-/// from [`Geometry::from_sections`].
+/// [`LayoutError::HeadsNotStated`], [`GeometryError::Dimension`] for a latent, and [`LayoutError`]
+/// as from [`Geometry::from_sections`].
 pub fn packed(config: &LayoutConfig, order: PackedOrder) -> Result<Geometry, LayoutError> {
     let sizes = Sizes::of(config);
     rows(&sizes, order, &cells(&sizes, sizes.elements), None)

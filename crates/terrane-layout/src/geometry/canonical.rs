@@ -7,7 +7,7 @@ use terrane_core::convert::to_u64;
 use super::{Axis, Geometry, RegionOffset, Section};
 
 impl Geometry {
-    /// Calls `each` with the spans of a block's bytes in canonical order: start and length in bytes.
+    /// Calls `each` with the start and the length in bytes of a block's spans in canonical order.
     ///
     /// Canonical order is layer, section by its name, token, head, element. Sections without layers
     /// follow the last layer. Padding is omitted. Two geometries of equal sections list the same

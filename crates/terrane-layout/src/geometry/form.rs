@@ -100,7 +100,8 @@ impl TensorForm {
         self.with(Dimension { axis: axis.into(), count, is_list: false, stride: None })
     }
 
-    /// Pads the last added dimension: `stride` is the distance between its positions, in bytes.
+    /// Pads the last added dimension: `stride` is the distance between its positions, in bytes; for
+    /// a list of tensors, in regions.
     pub fn padded(mut self, stride: u64) -> Self {
         if let Some(last) = self.dimensions.last_mut() {
             last.stride = Some(stride);

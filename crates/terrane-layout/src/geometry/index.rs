@@ -9,8 +9,8 @@ pub struct RegionOffset {
     pub offset: u64,
 }
 
-/// Nothing overflows within the bounds that a [`Geometry`](crate::Geometry) has proved. Beyond them,
-/// the results wrap and are meaningless.
+/// Nothing overflows within the bounds that a [`Geometry`](crate::Geometry) has proved. Beyond
+/// them, the results wrap and are meaningless.
 impl RegionOffset {
     /// The start of region 0, or no distance.
     pub const ZERO: Self = Self { region: 0, offset: 0 };

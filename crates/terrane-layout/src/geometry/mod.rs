@@ -59,7 +59,8 @@ const MOST_SECTIONS: usize = 16;
 /// takes a few operations for any number of blocks. All sums are checked here once, so addresses of
 /// indices within bounds never overflow.
 ///
-/// Two geometries are equal if each element has the same position in both.
+/// Two geometries are equal if each element has the same position in both, and their regions have
+/// equal lengths and alignments.
 #[derive(Clone, Debug)]
 pub struct Geometry {
     num_blocks: u32,
@@ -379,7 +380,7 @@ impl Geometry {
         Alignment::of(bits)
     }
 
-    /// The start of the rows of a block in the last layer of a section, and their span.
+    /// The start and the length of the last element of a block in the last layer of a section.
     pub(crate) fn last_rows(&self, section: &Section, block: u32) -> (RegionOffset, u64) {
         let shape = section.shape();
         let last = [shape.heads.unwrap_or(1), shape.tokens, shape.elements].map(|count| count - 1);

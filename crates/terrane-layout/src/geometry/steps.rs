@@ -104,8 +104,8 @@ impl AxisSteps {
         regions: u32,
     }
 
-    /// The two parts, the inner one first: its number of positions, and the distance from one to the
-    /// next.
+    /// The two parts, the inner one first: its number of positions, and the distance from one to
+    /// the next.
     #[must_use]
     pub const fn parts(&self) -> [(u32, RegionOffset); 2] {
         let Self { outer, inner, regions } = *self;

@@ -27,8 +27,8 @@ impl CacheGroup {
         kind: GroupKind,
         /// KV heads on this rank; 1 for a latent, an indexer and a state.
         heads: u32,
-        /// Elements of a head: of K and V each, of both if they share a row, or of the latent with its
-        /// rotary part. For an indexer, and for a state from a configuration, the unit is bytes.
+        /// Elements of a head: of K and V each, of both if they share a row, or of the latent with
+        /// its rotary part. For an indexer, and a state from a configuration, the unit is bytes.
         head_dim: u32,
         /// Elements per token, layer and outer: heads · head dimension.
         inner_dim: u32,

@@ -62,7 +62,7 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Whether each layer of `attn_type_list` has full attention. Other entries are layers with a state.
+/// Whether each layer of `attn_type_list` has full attention. Other layers have a state.
 fn is_attention_alone(value: &Value) -> bool {
     value.as_array().is_some_and(|entries| entries.iter().all(|entry| entry.as_u64() == Some(1)))
 }

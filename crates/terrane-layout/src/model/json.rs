@@ -15,7 +15,7 @@ pub(super) fn object(json: &[u8]) -> Result<Map<String, Value>, ModelError> {
     serde_json::from_slice(&without_words(json)).map_err(|source| ModelError::Json { source })
 }
 
-/// The text with `null` instead of these words. The length does not change, so positions stay
+/// The text with `null` or 0 instead of these words. The length does not change, so positions stay
 /// valid.
 fn without_words(json: &[u8]) -> Cow<'_, [u8]> {
     let has_word = |word: &[u8]| json.windows(word.len()).any(|window| window == word);

@@ -136,13 +136,13 @@ impl LayoutPlan {
     pub fn blocks_within(&self, prefix: ByteCount) -> u32 {
         let fits = |block| self.end_of(block) <= prefix.get();
         // The ends ascend, because each is the end of all blocks up to one.
-        let (mut fitting, mut others) = (0, self.geometry.num_blocks());
-        while fitting < others {
-            let middle = fitting + (others - fitting) / 2;
+        let (mut fitting, mut end) = (0, self.geometry.num_blocks());
+        while fitting < end {
+            let middle = fitting + (end - fitting) / 2;
             if fits(middle) {
                 fitting = middle + 1;
             } else {
-                others = middle;
+                end = middle;
             }
         }
         fitting

@@ -39,7 +39,7 @@ impl fmt::Display for Piece {
 pub struct VerifyReport {
     /// The number of pieces, none of which overlap.
     pub pieces: u64,
-    /// Bytes between pieces. All of them are padding of the block alignment.
+    /// Bytes between pieces. In a layout from a config, all are padding of the block alignment.
     pub padding: ByteCount,
     /// Bytes of the regions after their last pieces.
     pub tail: ByteCount,

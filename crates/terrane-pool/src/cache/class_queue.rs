@@ -17,8 +17,8 @@ pub(crate) const BATCH: usize = 14;
 /// Evicted blocks of a class.
 pub(crate) type Batch<B> = Stack<B, BATCH>;
 
-/// The shared queue of a class: blocks behind a lock that is held for a few instructions. The blocks
-/// that were added last are removed first. The oldest block is evicted first.
+/// The shared queue of a class: blocks behind a lock that is held for a few instructions. The
+/// blocks that were added last are removed first. The oldest block is evicted first.
 #[derive(Debug)]
 pub(crate) struct ClassQueue<B> {
     queue: Mutex<Queue<B>>,
@@ -69,7 +69,7 @@ impl<B> ClassQueue<B> {
         result
     }
 
-    /// Removes the block that was added last. `now` is the time.
+    /// Removes the block that was added last. `now` is the time of the pool's clock.
     pub(crate) fn take_one(&self, now: u64) -> Option<B> {
         self.take(0, now, drop)
     }

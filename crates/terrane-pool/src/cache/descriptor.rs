@@ -1,9 +1,9 @@
 //! The data that a block in use carries with it.
 //!
 //! When a block returns, its record is rarely in a CPU cache. Reading its class from the record
-//! takes longer than the rest of the release. So a block in use has a reference to a
-//! descriptor in addition to its record. The pool has one set of descriptors for each class and label. They
-//! are in a CPU cache, and two words are passed in registers.
+//! takes longer than the rest of the release. So a block in use has a reference to a descriptor in
+//! addition to its record. The pool has one set of descriptors for each class and label. They are
+//! in a CPU cache, and two words are passed in registers.
 
 use std::ptr::NonNull;
 use std::sync::OnceLock;

@@ -153,8 +153,8 @@ mod linux {
 
     /// Makes the system call `membarrier(command, 0, 0)`. Returns whether it succeeded.
     ///
-    /// Declared here, because one call of three integers does not justify a dependency on bindings to
-    /// the whole C library.
+    /// Declared here, because one call of three integers does not justify a dependency on bindings
+    /// to the whole C library.
     #[cfg(all(
         target_os = "linux",
         any(target_arch = "x86_64", target_arch = "aarch64"),

@@ -176,8 +176,8 @@ impl<M: Memory> SharedCache<M> {
                 credit
             };
             magazines.credit += used;
-            // Without credit, or if the magazine is still full, the block goes into the shared queue
-            // below.
+            // Without credit, or if the magazine is still full, the block goes into the shared
+            // queue below.
             let _ = magazines.put(class, weight, tag, &mut record);
             credit - used
         });

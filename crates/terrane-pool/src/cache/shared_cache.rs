@@ -140,7 +140,7 @@ impl<M: Memory> SharedCache<M> {
     pub(super) fn passes_magazines(&self) -> bool {
         let has_pressure = self.has_pressure();
         if has_pressure {
-            // Two threads may both subtract at the end. The next exhaustion sets the count again.
+            // Fails if other threads have made it zero. Then one more release bypasses them.
             let less = |pressure: u64| pressure.checked_sub(1);
             let _ = self.pressure.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }

@@ -67,9 +67,8 @@ impl ManagedBlock {
 
     /// Records a use of the block by work that has been, or is about to be, submitted to `stream`.
     ///
-    /// The block is freed only after the work has completed that was submitted to that stream before the
-    /// block was dropped.
-    /// Each stream has one entry, with the strongest access.
+    /// The block is freed only after all work submitted to that stream before the drop of the block
+    /// has completed. Each stream has one entry, with the strongest access.
     ///
     /// # Errors
     ///

@@ -58,10 +58,9 @@ impl<M: Memory> PoolBlock<M> {
 
     /// Records a use of the block by work that has been, or is about to be, submitted to `stream`.
     ///
-    /// The block is not reused until the work has completed that was submitted to that stream before the
-    /// block was dropped.
-    /// For several uses on one stream, only the strongest is kept. Uses on the block's own stream
-    /// need no record.
+    /// The block is reused only after all work submitted to that stream before the drop of the
+    /// block has completed. For several uses on one stream, only the strongest is kept. Uses on the
+    /// block's own stream need no record.
     ///
     /// # Errors
     ///
@@ -82,8 +81,8 @@ impl<M: Memory> PoolBlock<M> {
     }
 
     /// Releases the block on `stream`. That stream can reuse it at once. Other streams can reuse it
-    /// once the work submitted so far has completed, on that stream and every other one that uses the
-    /// block.
+    /// once the work submitted so far has completed, on that stream and every other one that uses
+    /// the block.
     ///
     /// # Errors
     ///

@@ -17,8 +17,8 @@ use crate::tags::Tag;
 const SUBSTITUTES: u64 = 64;
 
 impl<A: Allocate> Pool<A> {
-    /// Finds a freed block that is available without waiting. Frees what streams have finished with,
-    /// also without a class.
+    /// Finds a freed block that is available without waiting. Frees what streams have finished
+    /// with, also without a class.
     pub(super) fn take_pending(&self, wanted: Wanted<'_>) -> Option<Block<A::Memory>> {
         let Wanted { tag, class, stream, .. } = wanted;
         let pending = self.cache.pending.as_ref()?;
@@ -41,9 +41,9 @@ impl<A: Allocate> Pool<A> {
         Some(free)
     }
 
-    /// Takes a cached block of a slightly larger class, if a block from the upstream would raise the
-    /// peak while the cache has more than its share. One in [`SUBSTITUTES`] requests takes none, so
-    /// that a class that is used often gets blocks of its own.
+    /// Takes a cached block of a slightly larger class, if a block from the upstream would raise
+    /// the peak while the cache has more than its share. One in [`SUBSTITUTES`] requests takes
+    /// none, so that a class that is used often gets blocks of its own.
     pub(super) fn take_larger(
         &self,
         class: usize,

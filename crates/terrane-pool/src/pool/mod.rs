@@ -257,8 +257,8 @@ impl<A: Allocate> Pool<A> {
     }
 
     /// Frees cached blocks to the upstream until at most `to` bytes are cached. Returns the number
-    /// of bytes freed. Blocks that are released meanwhile may stay cached, and so do free blocks of a
-    /// slab that has blocks in use.
+    /// of bytes freed. Blocks that are released meanwhile may stay cached, and so do free blocks of
+    /// a slab that has blocks in use.
     pub fn trim(&self, to: ByteCount) -> ByteCount {
         self.cache.flush_stream_magazines();
         self.reap();
@@ -267,9 +267,9 @@ impl<A: Allocate> Pool<A> {
         freed
     }
 
-    /// Frees every cached block to the upstream. This includes every block that was released before
-    /// the call and not allocated again. Blocks that streams still use stay pending, and free blocks of a
-    /// slab that has blocks in use stay cached.
+    /// Frees every cached block to the upstream, and with them every block that was released before
+    /// the call and not allocated again. Returns the number of bytes freed. Blocks that streams
+    /// still use stay pending, and free blocks of a slab that has blocks in use stay cached.
     pub fn clear(&self) -> ByteCount {
         self.trim(ByteCount::ZERO)
     }
@@ -341,8 +341,8 @@ impl<A: Allocate> Pool<A> {
         if let Some(record) = self.take_pending(wanted) {
             return Ok(self.make_block(record, tag));
         }
-        // A freed block returns to its own class. A stream that used a larger block would not look for
-        // it there at the next request of this class.
+        // A freed block returns to its own class. A stream that used a larger block would not look
+        // for it there at the next request of this class.
         if stream.is_none()
             && let Some(block) = self.take_larger(class, request.bytes, tag)
         {

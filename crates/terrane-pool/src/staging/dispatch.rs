@@ -110,7 +110,8 @@ impl<A: Allocate> Launched<A> {
     ///
     /// # Errors
     ///
-    /// [`StagingError::NoSuchAllocation`] for an allocation of another set.
+    /// [`StagingError::NoSuchAllocation`] if the set has no allocation with this index. An
+    /// allocation of another set is not detected if this set has one with its index.
     pub fn location(&self, allocation: AllocationId) -> Result<Option<Location>, StagingError> {
         let allocations = &self.set.allocations;
         let buffer = allocations.get(allocation.0).ok_or(StagingError::NoSuchAllocation {

@@ -56,7 +56,7 @@ pub enum StagingError {
          set"
     )]
     ParametersTaken,
-    /// The entry belongs to another table or to the other direction.
+    /// The table has no output with this index: the entry is an upload, or of another table.
     #[error(
         "entry {index} is not an output of this table, which has {entries} entries; pass an entry \
          that the table returned for an output"
@@ -67,7 +67,7 @@ pub enum StagingError {
         /// The number of entries in the table.
         entries: usize,
     },
-    /// The allocation belongs to another dispatch set.
+    /// The dispatch set has no allocation with this index: it is of another set.
     #[error(
         "allocation {index} is not in this dispatch set, which has {allocations}; name one of its \
          own"

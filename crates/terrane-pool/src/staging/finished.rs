@@ -33,7 +33,8 @@ impl<A: Allocate> FinishedTransfer<A> {
     ///
     /// # Errors
     ///
-    /// [`StagingError::NoSuchOutput`] for an upload, or for an entry of another table.
+    /// [`StagingError::NoSuchOutput`] if the table has no output with the index of `entry`. An
+    /// entry of another table is not detected if this table has an output with its index.
     pub fn output(&self, entry: EntryId) -> Result<&[u8], StagingError> {
         let entries = &self.table.entries;
         match entries.get(entry.0) {

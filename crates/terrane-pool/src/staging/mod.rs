@@ -4,7 +4,6 @@
 //!
 //! - [`TransferTable`]s over host memory: the data to upload, space for the data to read back, and
 //!   afterwards the outputs;
-//!   afterwards the outputs;
 //! - [`DispatchSet`]s over device memory: the allocations and the parameter buffer of one dispatch.
 //!
 //! Both have the same states. While a table is being *filled*, no other code knows its buffers.

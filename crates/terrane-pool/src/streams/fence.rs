@@ -127,8 +127,8 @@ pub struct FenceError {
 /// The time between two attempts with fences that fail.
 pub(crate) const RETRY: Duration = Duration::from_millis(1);
 
-/// The time of the first of several failures of fences in a row. A source that always fails must not
-/// use up a wait that has no end.
+/// The time of the first of several failures of fences in a row. A source that always fails must
+/// not use up a wait that has no end.
 #[derive(Debug, Default)]
 pub(crate) struct FailingSince(Option<Instant>);
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CalibrationError {
-    /// The file could not be read or written.
+    /// The file could not be read or written, or its content is invalid.
     #[error("the calibration {} cannot be read or written; see the cause", .path.display())]
     File {
         /// The file.

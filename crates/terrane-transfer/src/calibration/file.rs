@@ -83,10 +83,10 @@ fn create_beside(path: &Path) -> std::io::Result<(File, PathBuf)> {
     for _ in 0..MAX_NAMES {
         // Relaxed: the number only has to be unique in this process.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let mut relaxed = path.as_os_str().to_owned();
-        relaxed.push(format!(".{}-{number}.new", std::process::id()));
-        match options.open(&relaxed) {
-            Ok(file) => return Ok((file, relaxed.into())),
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(format!(".{}-{number}.new", std::process::id()));
+        match options.open(&beside) {
+            Ok(file) => return Ok((file, beside.into())),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => exists = error,
             Err(error) => return Err(error),
         }

@@ -23,13 +23,13 @@ pub struct PathCost {
     /// The cost of each piece besides its bytes, in nanoseconds. It is often a small fraction of a
     /// nanosecond.
     pub per_piece_ns: f64,
-    /// The same for pieces of less than 32 KiB.
+    /// The same if pieces have fewer than 32 KiB on average.
     pub per_short_piece_ns: f64,
     /// The rate of the bytes.
     pub bytes_per_second: f64,
 }
 
-/// Pieces of fewer bytes are short.
+/// Pieces are short if they have fewer bytes on average.
 const SHORT: u64 = 32 << 10;
 
 impl PathCost {
@@ -110,12 +110,13 @@ impl Calibration {
         Self { device: device.into(), driver: driver.into(), ..self }
     }
 
-    /// Reads a calibration that was [saved](Self::save) on a device of this model.
+    /// Reads a calibration that was [saved](Self::save) on a device of this model. Paths that the
+    /// file does not name keep the built-in costs.
     ///
     /// # Errors
     ///
-    /// [`CalibrationError::File`] if it cannot be read, [`CalibrationError::AnotherDevice`] if it
-    /// was measured on another model.
+    /// [`CalibrationError::File`] if it cannot be read or is invalid,
+    /// [`CalibrationError::AnotherDevice`] if it was measured on another model.
     pub fn load(file: &Path, device: &str) -> Result<Self, CalibrationError> {
         let loaded = file::read(file)?;
         if loaded.device == device {
@@ -133,7 +134,7 @@ impl Calibration {
     ///
     /// # Errors
     ///
-    /// [`CalibrationError::File`].
+    /// [`CalibrationError::File`] if the file cannot be written.
     pub fn save(&self, file: &Path) -> Result<(), CalibrationError> {
         file::write(self, file)
     }
@@ -157,7 +158,7 @@ impl Calibration {
         self.costs[direction.index()][path.index()].as_ref()
     }
 
-    /// Replaces a figure.
+    /// Sets the cost of a path in a direction.
     pub fn set(&mut self, direction: Direction, path: CopyPath, cost: PathCost) {
         self.costs[direction.index()][path.index()] = Some(cost);
     }

@@ -13,11 +13,11 @@ use crate::explain::Report;
 /// The transfer keeps the sink until the end. So the sink can own what must live until the copy has
 /// ended.
 pub trait EndSink: Send + Sync + 'static {
-    /// The transfer has ended. It is called at most once, on the thread that ends the transfer, which may be
-    /// the one that submits it. In a forked process the sink is dropped without a call.
+    /// Called at most once, on the thread that ends the transfer. That may be the thread that
+    /// submits it. In a forked process the sink drops without a call.
     ///
-    /// Like all code that runs there, it [must not wait](crate::TransferManager::submit) for another
-    /// transfer.
+    /// Like all code that runs there, it [must not wait](crate::TransferManager::submit) for
+    /// another transfer.
     fn ended(&self, result: Result<Report, TransferError>);
 }
 

@@ -57,7 +57,7 @@ pub struct CompletionSet<G> {
     ticket: Ticket,
 }
 
-/// A transfer whose outcome the set has, or whose completion.
+/// The outcome of a transfer if the set has it; otherwise its completion.
 type Member<G> = Result<Outcome<G>, Completion<G>>;
 
 /// How each transfer of a set ended.

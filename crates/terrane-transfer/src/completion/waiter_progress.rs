@@ -21,9 +21,9 @@ pub trait WaiterProgress: Send + Sync {
     /// that other threads wait for.
     ///
     /// Callers' threads call this often, several at once, and recursively: finishing a job may run
-    /// code that polls another. A call therefore takes about a microsecond, and never blocks. If another
-    /// thread is inside, the call returns. As whenever a job is finished, the engine must not hold
-    /// a lock that it needs to accept a job.
+    /// code that polls another. So a call must take about a microsecond and must not block. If
+    /// another thread is inside, the call must return at once. The engine must hold no lock that
+    /// it needs to accept a job.
     fn poll(&self);
 
     /// Like [`poll`](Self::poll), for a thread that has blocked until the end, without a deadline.
@@ -77,14 +77,17 @@ impl Invitation {
 
 /// Polls once. The caller holds no lock, because the job may end during the poll.
 pub(crate) fn poll(invitation: &Invitation) {
-    with(invitation, |progress| progress.poll());
+    call_engine(invitation, |progress| progress.poll());
 }
 
 /// Calls the engine, if its value still exists.
 ///
 /// Values that drop during the call must not join threads: the caller only checks whether a
 /// transfer has ended.
-fn with<T>(invitation: &Invitation, call: impl FnOnce(&dyn WaiterProgress) -> T) -> Option<T> {
+fn call_engine<T>(
+    invitation: &Invitation,
+    call: impl FnOnce(&dyn WaiterProgress) -> T,
+) -> Option<T> {
     let mut answer = None;
     threads::finishing(|| answer = invitation.progress.upgrade().map(|progress| call(&*progress)));
     answer
@@ -164,7 +167,7 @@ impl WaiterPolling {
                 }
             }
             let has_done = if self.may_block {
-                with(invitation, |progress| progress.poll_blocking()) == Some(true)
+                call_engine(invitation, |progress| progress.poll_blocking()) == Some(true)
             } else {
                 poll(invitation);
                 false
@@ -175,7 +178,7 @@ impl WaiterPolling {
             }
             return;
         }
-        let due = with(invitation, |progress| progress.expected_end()).flatten();
+        let due = call_engine(invitation, |progress| progress.expected_end()).flatten();
         self.expected = due.map_or(ExpectedEnd::Nothing, ExpectedEnd::At);
     }
 

@@ -25,7 +25,7 @@ pub(crate) trait OutcomeSink: Send + Sync {
 
 /// The threads that wait for a transfer, or for a layer of it.
 pub(crate) struct Waiters {
-    /// The transfer may end, and the caller's guard with it, while this value lives.
+    /// Weak, so that this value keeps neither the outcome nor the caller's guard.
     sink: Option<Weak<dyn OutcomeSink>>,
     layers: Option<LayerSignals>,
 }

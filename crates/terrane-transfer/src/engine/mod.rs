@@ -36,8 +36,8 @@ use quote::Quote;
 /// An engine guarantees:
 ///
 /// - [`quote`](Self::quote) reads a plan and touches no bytes.
-/// - A plan without runs is executed like any other. The job ends after the device's order, and with
-///   durable files if its options ask for them.
+/// - A plan without runs is executed like any other. The job ends after the device's order, and
+///   with durable files if its options ask for them.
 /// - [`submit`](Self::submit) returns at once. It neither copies nor waits on the caller's thread.
 /// - The job is [finished](CopyJob::finish) exactly once, whatever happens. A job that is dropped
 ///   unfinished ends with [`TransferError::EngineStopped`](crate::TransferError::EngineStopped).
@@ -48,9 +48,9 @@ use quote::Quote;
 ///
 /// An engine may also:
 ///
-/// - Report each layer of a [layer-by-layer](CopyJob::layers) job as soon as it can. Plans of such jobs
-///   are in the order of the layers. Layers that it does not report are done, or have failed, with
-///   the job.
+/// - Report each layer of a [layer-by-layer](CopyJob::layers) job as soon as it can. Plans of such
+///   jobs are in the order of the layers. Layers that it does not report are done, or have failed,
+///   with the job.
 /// - Stop a job that was [cancelled](CopyJob::reason_to_stop).
 /// - Let waiting threads poll the engine, or copy for it: [`CopyJob::invite_waiters`].
 ///

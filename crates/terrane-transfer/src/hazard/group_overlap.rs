@@ -44,8 +44,8 @@ pub enum GroupRefusal {
         /// The blocks of the second group.
         second_blocks: u32,
     },
-    /// Two blocks of different numbers may share bytes. A section's part of a block counts as all
-    /// bytes from its first to its last between two blocks.
+    /// Two blocks of different numbers may share bytes. Gaps between a section's rows within a
+    /// block count as bytes of the block.
     #[error(
         "block {first_block} of group {first} and block {second_block} of group {second} share \
          bytes, and only blocks of equal number may; give both groups the same start and the same \
@@ -246,7 +246,7 @@ impl Windows {
 struct Repeat {
     count: u32,
     step: RegionOffset,
-    /// The number of positions.
+    /// The block ids from one position to the next; 0 within a block.
     blocks: u32,
 }
 

@@ -58,7 +58,8 @@ enum TicketState {
 struct TicketInFlight {
     predecessors: SmallVec<[Ticket; 2]>,
     dependents: Vec<Arc<dyn Dependent>>,
-    /// The waits for the end. A wait that ends early drops its value, and the list removes it later.
+    /// The waits for the end. A wait that ends early drops its value, and the list removes it
+    /// later.
     waits: Vec<Weak<dyn Dependent>>,
     /// Values that drop as the transfer ends.
     kept_alive: Vec<KeptAlive>,

@@ -118,8 +118,9 @@ impl TransferManager {
     ///
     /// # Errors
     ///
-    /// The refusals of [`TransferError`], except [`Conflict`](TransferError::Conflict) and
-    /// [`Incomplete`](TransferError::Incomplete).
+    /// The refusals of [`TransferError`], except [`Conflict`](TransferError::Conflict),
+    /// [`Incomplete`](TransferError::Incomplete) and
+    /// [`OrderNotCaptured`](TransferError::OrderNotCaptured).
     pub fn explain(&self, transfer: &Transfer) -> Result<Explanation, TransferError> {
         let plan = self.planner.plan(transfer)?;
         let (engine, quote, declined) = self.choose(transfer, &plan)?;
@@ -132,8 +133,8 @@ impl TransferManager {
     ///
     /// # What runs as a transfer ends
     ///
-    /// Some foreign code runs on the thread that ends the transfer: wakers, and the drops of owners of
-    /// adopted memory, streams and events. A guard drops there if its completion was dropped.
+    /// Some foreign code runs on the thread that ends the transfer: wakers, and the drops of owners
+    /// of adopted memory, streams and events. A guard drops there if its completion was dropped.
     /// The thread is an engine's, or one that waits for another transfer.
     ///
     /// This code must not wait for a transfer, nor for a thread that waits for one. The blocked
@@ -155,13 +156,14 @@ impl TransferManager {
         }
     }
 
-    /// Starts a transfer, and reports its end to `sink`. The transfer keeps the sink until then. This
-    /// costs less than a [completion](Self::submit). Callers can wait for the ticket, and get no
-    /// [`Layers`](crate::Layers).
+    /// Starts a transfer, and reports its end to `sink`. The transfer keeps the sink until then.
+    /// This costs less than a [completion](Self::submit). Callers can wait for the ticket, and get
+    /// no [`Layers`](crate::Layers).
     ///
     /// # Errors
     ///
-    /// A refusal of [`TransferError`]; nothing has been copied or claimed, and `sink` is not called.
+    /// A refusal of [`TransferError`]; nothing has been copied or claimed, and `sink` is not
+    /// called.
     pub fn submit_to<S: EndSink>(
         &self,
         transfer: Transfer,

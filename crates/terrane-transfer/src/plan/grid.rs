@@ -45,8 +45,8 @@ pub struct CopyGrid {
     pub destination: GridEnd,
 }
 
-/// One end of a [`CopyGrid`]. Strides are in bytes. The stride of a dimension of one is
-/// meaningless.
+/// One end of a [`CopyGrid`]. Strides are in bytes. A dimension with one item has a meaningless
+/// stride.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GridEnd {
     /// The region of the first layer.

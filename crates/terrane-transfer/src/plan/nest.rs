@@ -336,8 +336,8 @@ impl LoopNest {
             && self.block == other.block
     }
 
-    /// Joins loops whose iterations are adjacent at both ends, and sorts the others. Joins two loops if the
-    /// outer one continues the inner one at both ends.
+    /// Joins loops whose iterations are adjacent at both ends, and sorts the others. Then joins two
+    /// loops if the outer one continues the inner one at both ends.
     fn join(&mut self, layers: bool) {
         while let Some(found) = self.inner.iter().position(|level| level.step.is_step_of(self.unit))
         {

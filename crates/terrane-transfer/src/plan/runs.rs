@@ -1,7 +1,7 @@
 //! The runs of a plan: by their numbers, and as a list.
 //!
-//! A *tile* is the copies of one iteration of the outer loops (blocks, layers, sections). It has one
-//! run for each iteration of the inner loops.
+//! A *tile* is the copies of one iteration of the outer loops (blocks, layers, sections). It has
+//! one run for each iteration of the inner loops.
 
 use std::ops::Range;
 
@@ -53,10 +53,10 @@ impl TransferPlan {
         Some(tile.first.moved(&tile.nest.inner_distance(inner)))
     }
 
-    /// The layer that a run begins with, by its number in the source.
+    /// The layer that a run begins with, by its number in the source; `u32::MAX` if there is no
+    /// such run.
     #[must_use]
     pub fn layer(&self, run: usize) -> u32 {
-        // Most plans are ordered layer by layer, or have blocks of all layers.
         self.find(to_u64(run), LoopNest::inner_count).map_or(u32::MAX, |(tile, _)| tile.layer)
     }
 

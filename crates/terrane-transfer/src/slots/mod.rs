@@ -143,7 +143,7 @@ pub enum SlotsError {
 }
 
 impl Slots {
-    /// Allocates all blocks of the endpoint.
+    /// Creates an allocator of all blocks of the endpoint.
     ///
     /// Endpoints of [groups](Endpoint::of_groups) share their block ids, so one endpoint's
     /// allocator is for all of them.
@@ -156,8 +156,8 @@ impl Slots {
         Self::of_range(endpoint, 0..endpoint.layout().geometry().num_blocks())
     }
 
-    /// Allocates some blocks of the endpoint, by their ids. The caller, or another allocator,
-    /// manages the others.
+    /// Creates an allocator of some blocks of the endpoint, by their ids. The caller, or another
+    /// allocator, manages the others.
     ///
     /// # Errors
     ///

@@ -60,7 +60,7 @@ unsafe impl<A: Allocate> Allocate for Tags<A> {
 }
 
 impl LiveBlocks {
-    /// Makes an empty table.
+    /// Creates an empty table.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

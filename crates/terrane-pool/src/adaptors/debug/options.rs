@@ -86,9 +86,10 @@ impl DebugOptions {
         })
     }
 
-    /// Puts the chosen adaptors around `upstream`, and returns the log of the guard if there is one.
-    /// They write through `fill`, in the order of `stream`. The guard is outside the poison. So it
-    /// writes its canaries after the fill on allocation, and checks them before the fill on free.
+    /// Puts the chosen adaptors around `upstream`, and returns the log of the guard if there is
+    /// one. They write through `fill`, in the order of `stream`. The guard is outside the poison.
+    /// So it writes its canaries after the fill on allocation, and checks them before the fill on
+    /// free.
     #[must_use]
     pub fn around<A>(
         &self,

@@ -185,7 +185,8 @@ impl<A: Allocate> Poison<A> {
         Self { upstream, painter: Arc::new(painter) }
     }
 
-    /// Fills memory of `upstream`, which must be host memory.
+    /// Fills host memory of `upstream` with the default bytes. Every fill of other memory fails,
+    /// and is counted in the [`report`](Self::report).
     #[must_use]
     pub fn on_host(upstream: A) -> Self {
         Self::new(upstream, FillHost, PoisonBytes::default(), StreamId::new(0))

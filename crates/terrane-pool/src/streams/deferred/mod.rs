@@ -229,13 +229,13 @@ impl<T> DeferredFrees<T> {
         const SLICES: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(2)];
         // Read before the request: if other threads free items meanwhile, another request may
         // succeed.
-        let is_hopeful = self.len() > 0;
-        if is_hopeful {
+        let had_items = self.len() > 0;
+        if had_items {
             self.reap_of(LOOKS, &mut free);
         }
         let mut freed = self.freed.load(Ordering::SeqCst);
         let mut refusal = match allocate() {
-            Err(error) if error.is_exhaustion() && is_hopeful => error,
+            Err(error) if error.is_exhaustion() && had_items => error,
             outcome => return outcome,
         };
         let deadline = deadline_after(self.pending_wait);

@@ -123,8 +123,8 @@ impl FenceSource for NoFences {
 /// A request that finds no item, because another thread has it, does not forget that fences fail.
 #[test]
 fn a_request_is_refused_although_another_thread_often_has_the_item() {
-    // Each round lasts at least this long and has a failure, so a second of failures ends in half of
-    // the rounds.
+    // Each round lasts at least this long and has a failure, so a second of failures ends in half
+    // of the rounds.
     const ROUNDS: usize = 100;
     const HOLD: Duration = Duration::from_millis(20);
     let source = Arc::new(NoFences::default());
@@ -152,8 +152,8 @@ fn a_request_is_refused_although_another_thread_often_has_the_item() {
     });
 }
 
-/// Fences that no query finds complete. Of all waits, the first and the third fail. The second takes
-/// longer than failures may last.
+/// Fences that no query finds complete. Of all waits, the first and the third fail. The second
+/// takes longer than failures may last.
 #[derive(Clone, Debug, Default)]
 struct FailsTwice(Arc<AtomicUsize>);
 

@@ -217,8 +217,8 @@ impl<B: PendingBlock> PendingFrees<B> {
     }
 
     /// Waits, without the lock, until a fence has completed or `deadline` has passed. Returns
-    /// whether there are more fences to wait for, and time left. The wait also ends if all fences
-    /// have failed for too long.
+    /// whether a fence has completed and time is left. The wait also ends if there is no fence, or
+    /// if all fences have failed for too long.
     pub(crate) fn wait(&self, deadline: Instant) -> bool {
         let [mut slice, longest] = WAIT_SLICES;
         let mut failing = FailingSince::default();

@@ -225,7 +225,8 @@ impl<B: PendingBlock> PendingTable<B> {
         wanted.map(|(&id, _)| id).collect()
     }
 
-    /// Closes the epoch of a stream that wants a fence and has none in flight; the caller records it.
+    /// Closes the epoch of a stream that wants a fence and has none in flight; the caller records
+    /// it.
     pub(super) fn close_if_wanted(&mut self, id: StreamId) -> Option<u64> {
         Some(self.streams.get_mut(&id).filter(|stream| stream.wants_fence())?.close())
     }

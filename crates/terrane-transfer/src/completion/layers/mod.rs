@@ -112,8 +112,8 @@ impl Layers {
     /// done.
     ///
     /// When the event has completed, the bytes are at the destination, unless the device failed;
-    /// only the transfer's outcome reports that. The handle owns the event, and may be used after the
-    /// transfer has ended.
+    /// only the transfer's outcome reports that. The handle owns the event, and may be used after
+    /// the transfer has ended.
     ///
     /// # Errors
     ///
@@ -168,8 +168,8 @@ impl Layers {
         LayerFuture::new(&self.shared, layers.of(self.range()))
     }
 
-    /// Waits until `enough` is true of the layer, and polls the engine meanwhile. Fails if the layer has
-    /// failed.
+    /// Waits until `enough` is true of the layer, and polls the engine meanwhile. Fails if the
+    /// layer has failed.
     fn wait_for(
         &self,
         layer: u32,

@@ -83,7 +83,7 @@ impl CopyJob {
     }
 
     /// Creates a part of another job. Both own the claims on the transfer's blocks. All other
-    /// memory of the plan belongs to the caller alone, who is notified if the part is orphaned.
+    /// memory of the plan belongs to the relay alone. The part's sink tells it about an orphan.
     pub(crate) fn part(
         claims: &Arc<TransferClaims>,
         plan: TransferPlan,

@@ -21,8 +21,8 @@ use crate::plan::TransferPlan;
 /// The recent rates of each path.
 #[derive(Debug)]
 pub(super) struct DiskRates {
-    /// By the segments and the registration of the memory, by the direction, and by whether the path
-    /// is staged. Long segments cost little, so their registration does not count.
+    /// By the segments and the registration of the memory, by the direction, and by whether the
+    /// path is staged. Long segments cost little, so their registration does not count.
     paths: [[[Rate; 2]; 2]; 5],
     between_files: Rate,
 }

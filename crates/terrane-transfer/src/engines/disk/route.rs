@@ -39,7 +39,7 @@ pub(super) struct DiskRoute {
     pub(super) selection: Selection,
     /// The segments, which determine whether an optional buffer is worth its copy.
     pub(super) segments: Segments,
-    /// Whether most of the memory is registered with the queue. The engine keeps separate rates for registered memory.
+    /// Whether at least half of the memory is registered with the queue, which has its own rates.
     pub(super) registered: bool,
 }
 
@@ -71,7 +71,7 @@ enum FileReach {
 }
 
 impl DiskRoute {
-    /// The route.
+    /// Chooses the route of a plan.
     ///
     /// Parts of pieces are copied through the engine's buffers. In the file they must be aligned
     /// like whole pieces, otherwise they are declined: a file's pages must not be accessed with
@@ -79,9 +79,9 @@ impl DiskRoute {
     ///
     /// # Errors
     ///
-    /// [`Declined::TooManyRuns`] if pieces are broken up into too many runs to list.
     /// [`Declined::Kinds`] if no file takes part, or if an end is neither a file nor host memory;
-    /// [`Declined::BrokenPieces`].
+    /// [`Declined::TooManyRuns`] if pieces are broken up into too many runs to list;
+    /// [`Declined::BrokenPieces`] if their parts are not aligned for direct I/O.
     pub(super) fn of(plan: &TransferPlan) -> Result<Self, Declined> {
         let (source, destination) = (plan.source(), plan.destination());
         let is_disk = |end: &Endpoint| end.kind() == StorageKind::Disk;

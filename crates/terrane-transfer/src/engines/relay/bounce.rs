@@ -42,8 +42,8 @@ pub struct RelaySlots {
     pub most: usize,
     /// The number of slots that the allocator refused. Transfers then share the existing ones.
     pub refused: u64,
-    /// The number of slots that orphaned copies own. Such memory is freed when the copy has ended.
-    /// Until then it adds to the memory of the other slots.
+    /// The number of slots that went to orphaned copies so far. Their memory is freed when the copy
+    /// has ended. Until then it adds to the memory of the other slots.
     pub orphaned: u64,
 }
 

@@ -10,8 +10,8 @@ use super::step::{PartId, RelayStep};
 /// The number of one of a relay's two engines: 0 or 1.
 pub(super) type EngineNumber = usize;
 
-/// The parts that each engine is copying, those that wait for it, and the transfers whose next chunk
-/// needs a slot.
+/// The parts that each engine is copying, those that wait for it, and the transfers whose next
+/// chunk needs a slot.
 ///
 /// An engine divides its bandwidth among its jobs. With many chunks at once, all would end
 /// together: the other engine would be idle until then, and this one afterwards. So an engine has
@@ -59,8 +59,8 @@ impl EngineQueues {
 
     /// Takes the transfer that gets the next slot, and the engine of its first hop.
     ///
-    /// If a chunk on its first hop already waits for an engine, its transfers wait. One such chunk
-    /// keeps the engine busy. More would take slots from the other hop.
+    /// An engine's transfers wait while a chunk on its first hop waits for that engine. One such
+    /// chunk keeps the engine busy. More would take slots from the other hop.
     pub(super) fn next_turn(&mut self) -> Option<(EngineNumber, u64)> {
         [self.next, 1 - self.next].into_iter().find_map(|number| {
             let engine = &mut self.queues[number];

@@ -162,12 +162,12 @@ impl RelayEngine {
         if self.owner.is_current() { self.shared.bounce.trim() } else { ByteCount::ZERO }
     }
 
-    fn begin(&self, begin: NewTransfer) {
+    fn begin(&self, transfer: NewTransfer) {
         // If the thread has exited, the job drops here, which notifies its caller.
-        let _ = self.messages.send(Message::NewTransfer(Box::new(begin)));
+        let _ = self.messages.send(Message::NewTransfer(Box::new(transfer)));
     }
 
-    /// The part that waits for the device order of a job.
+    /// Creates the part that waits for the device order of a job.
     fn order(
         &self,
         route: &RelayRoute,
@@ -202,7 +202,7 @@ unsafe impl CopyEngine for RelayEngine {
         Ok(self.shared.route(plan, options)?.into_quote())
     }
 
-    /// It computes checksums if one of its two engines does.
+    /// A quote declines checksums that neither of the two engines computes.
     fn computes_checksums(&self) -> bool {
         crc::IS_COMPUTED
     }

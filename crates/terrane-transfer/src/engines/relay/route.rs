@@ -85,7 +85,7 @@ impl RelayShared {
         let [one, other] = &self.engines;
         let order_hop = order_hop(plan, options);
         let mut why = Declined::Kinds;
-        // Both can be the same engine.
+        // If both are one engine, its parts share queue 0.
         let second = usize::from(!Arc::ptr_eq(one, other));
         let hops = [([one, other], [0, second]), ([other, one], [second, 0])];
         let ways = hops.iter().flat_map(|hop| checksum_hops.iter().map(move |sums| (hop, *sums)));

@@ -54,8 +54,8 @@ pub(super) struct TransferState {
     _cancellation: Arc<Cancellation>,
 }
 
-/// Reports the cancellation of a transfer to the relay's thread. Without it, a transfer that waits for
-/// its turn would end there, which can take long if an engine hangs.
+/// Reports the cancellation of a transfer to the relay's thread. Without it, a waiting transfer
+/// would end only at its turn, which can take long if an engine hangs.
 pub(super) struct Cancellation {
     transfer: u64,
     to: Sender<Message>,

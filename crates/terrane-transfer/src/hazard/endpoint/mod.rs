@@ -226,8 +226,8 @@ impl Endpoint {
         num_heads(&self.0.layout)
     }
 
-    /// Some tokens of a block, as hazards count them: the last one stands for all numbers from it,
-    /// so that a block is complete once each of its tokens is.
+    /// The token numbers that hazards record for some tokens. If these include the last token of a
+    /// block, all higher numbers are added, so that writing every token completes the block.
     pub(crate) fn numbers_of_tokens(&self, tokens: Range<u32>) -> Range<u32> {
         let sections = self.0.layout.geometry().sections().iter();
         let has_last = sections.clone().all(|section| section.shape().tokens <= tokens.end);

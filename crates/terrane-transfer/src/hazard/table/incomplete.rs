@@ -1,4 +1,4 @@
-//! The parts of blocks that a failed transfer may have written in part.
+//! The parts of blocks whose content is unknown after a failed transfer.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub(super) struct Area {
     pub(super) tokens: Range<u32>,
 }
 
-/// The areas with neither the bytes before a transfer nor all bytes that it was to write.
+/// The areas that failed transfers may have written in part.
 #[derive(Default)]
 pub(super) struct Incomplete {
     /// By block. The areas of a block that have equal groups do not overlap.

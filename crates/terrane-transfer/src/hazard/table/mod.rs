@@ -147,8 +147,8 @@ impl HazardTable {
 /// A locked table.
 ///
 /// Two tables are locked in the order of their numbers. Tickets are locked one at a time, inside of
-/// these locks. An allocator of slots locks a table inside of its own lock. In no other case does
-/// this crate hold two locks.
+/// these locks. An allocator of slots locks a table inside of its own lock. A completion locks its
+/// guard inside of its state. In no other case does this crate hold two locks.
 pub(crate) struct LockedHazards<'a> {
     table: &'a Arc<SharedTable>,
     claims: MutexGuard<'a, TableState>,
@@ -213,9 +213,9 @@ impl TableState {
     /// The conflicts of `wanted` with the claims in flight for which `counts` is true, in the order
     /// of the wanted blocks. The search stops after [`MOST_CONFLICTS`].
     ///
-    /// It takes place under the lock, so each claim that `may_count` costs the smaller of two numbers
-    /// of blocks: its own, and those of `wanted` that are in use. `counts` may take longer, so it is
-    /// called only for claims that share blocks.
+    /// It takes place under the lock, so each claim that `may_count` costs the smaller of two
+    /// numbers of blocks: its own, and those of `wanted` that are in use. `counts` may take longer,
+    /// so it is called only for claims that share blocks.
     fn conflicts(
         &mut self,
         wanted: &BlockUse<'_>,

@@ -116,10 +116,10 @@ impl fmt::Display for TraceTime {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// The log could not be written; rows after the last written one are lost.
+    /// The writer failed. The rows that it was given in a failed write are lost.
     #[error("the trace could not be written, and {lost_rows} rows are lost; check the disk")]
     Write {
-        /// The number of lost rows.
+        /// The number of rows lost so far.
         lost_rows: u64,
         /// The writer's error.
         #[source]

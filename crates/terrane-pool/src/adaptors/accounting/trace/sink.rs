@@ -12,8 +12,10 @@ use crate::sync::{Mutex, yield_now};
 
 /// A log that several upstreams may share. Cloning returns another handle to it.
 ///
-/// Rows are buffered. [`flush`](Self::flush) and [`finish`](Self::finish) write them and report
-/// lost rows. The writer is called without a lock, because it may use memory that is traced.
+/// Rows are buffered, and written about 64 KiB at a time. [`flush`](Self::flush) and
+/// [`finish`](Self::finish) write the remaining rows and report lost ones. Dropping the last handle
+/// does not write them. The writer is called without a lock, because it may use memory that is
+/// traced; it must not call `flush`, which waits until no thread is writing.
 pub struct TraceSink<W: Write>(Arc<Mutex<Log<W>>>);
 
 struct Log<W: Write> {
@@ -85,7 +87,7 @@ impl<W: Write> TraceSink<W> {
         self.write_out(chunk, false);
     }
 
-    /// Writes out what is buffered.
+    /// Writes all buffered rows. Waits until no other thread is writing.
     ///
     /// # Errors
     ///

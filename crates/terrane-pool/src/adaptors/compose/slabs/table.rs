@@ -50,7 +50,7 @@ struct Entry<M: Memory> {
 
 impl<M: Memory> Slab<M> {
     /// The bytes of all blocks.
-    fn cut(&self) -> u64 {
+    fn block_bytes(&self) -> u64 {
         self.stride.bytes * u64::from(self.blocks)
     }
 }
@@ -87,7 +87,7 @@ impl<M: Memory> Table<M> {
         let family = self.strides.entry(stride).or_insert(new);
         let number = family.next;
         family.next += 1;
-        family.held += slab.cut();
+        family.held += slab.block_bytes();
         let free: Vec<_> = (1..slab.blocks).rev().collect();
         if !free.is_empty() {
             family.open.insert(number);
@@ -112,7 +112,7 @@ impl<M: Memory> Table<M> {
         }
         family.open.remove(&number);
         let entry = family.slabs.remove(&number)?;
-        family.held -= entry.slab.cut();
+        family.held -= entry.slab.block_bytes();
         self.slabs -= 1;
         if family.slabs.is_empty() {
             self.strides.remove(&stride);

@@ -37,7 +37,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Makes the frame of a block of `length` bytes at multiples of `alignment`.
+    /// Creates the frame of a block of `length` bytes at multiples of `alignment`.
     pub(super) fn new(length: ByteCount, alignment: Alignment) -> Result<Self, SizeOverflow> {
         let offset = ByteCount::from_usize(WIDTH).align_up(alignment)?;
         let whole = offset.checked_add(length)?.checked_add(ByteCount::from_usize(WIDTH))?;

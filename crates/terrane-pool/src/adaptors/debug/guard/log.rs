@@ -47,7 +47,7 @@ struct Watched {
 const KEPT_VIOLATIONS: usize = 1024;
 
 impl GuardLog {
-    /// Makes an empty log. Canaries are read through `reach`.
+    /// Creates an empty log. Canaries are read through `reach`.
     pub(super) fn new(reach: Reach) -> Self {
         let state =
             State { live: LiveRanges::new(), next_generation: 1, violations: Vec::new(), found: 0 };

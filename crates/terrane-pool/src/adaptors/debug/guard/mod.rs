@@ -27,8 +27,8 @@ pub use violation::GuardViolation;
 
 /// An upstream whose blocks are checked.
 ///
-/// - A block that overlaps a live block is not returned. The request fails, and the guard keeps the
-///   block until it drops, because freeing the block might free the other.
+/// - A block that overlaps a live block is not returned. The request fails, and the block is
+///   kept until the guard drops, because freeing the block might free the other.
 /// - Host memory is between canaries of 64 bytes, and so is memory that the guard can
 ///   [access in the order of a stream](Self::ordered). Canaries are checked when the block drops
 ///   and on [`verify`](Self::verify). Such a block is exactly as long as its request, even if the

@@ -105,7 +105,7 @@ pub(in super::super) fn is_canonical(plan: &TransferPlan, side: Side) -> bool {
     let Some(&first) = blocks.first() else { return true };
     let block_bytes = plan.bytes().get() / to_u64(blocks.len());
     let is_one_span = block_span(plan, side, first).is_some_and(|(_, bytes)| bytes == block_bytes);
-    // Otherwise bytes of one block for two destinations could be adjacent in a buffer.
+    // If a source block is named twice, its bytes for two pairs could be adjacent in a buffer.
     let mut seen = FxHashSet::default();
     is_one_span && (side == Side::Destination || blocks.iter().all(|block| seen.insert(*block)))
 }

@@ -28,8 +28,8 @@ impl QueuedJob {
     pub(super) fn new(work: ChunkedJob) -> Arc<Self> {
         let work = Arc::new(work);
         let queued = Arc::new(Self(Mutex::new(Some(Arc::clone(&work)))));
-        let attendant: Arc<Self> = Arc::clone(&queued);
-        work.job.invite_waiters(attendant);
+        let progress: Arc<Self> = Arc::clone(&queued);
+        work.job.invite_waiters(progress);
         // A thread that already waited may have copied everything by now. This then ends the job.
         ChunkedJob::release(work);
         queued
