@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-/// Why a child process returned no result. The text follows the name of the child.
+/// The reason why a child process returned no result. The text follows the name of the child.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NoAnswer {
     /// It could not be started.

@@ -40,7 +40,7 @@ impl ExitStatus {
     }
 }
 
-/// Why a command failed. Each message is one line.
+/// The reason why a command failed. Each message is one line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error(transparent)]

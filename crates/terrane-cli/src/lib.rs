@@ -13,6 +13,7 @@
 //!
 //! - `store clear` and `store scrub` remove blocks of a store.
 //! - `bench disk`, `bench store` and `doctor DIR` write temporary files in the directory.
+//! - `layout` with a tier on disk creates temporary files in the system's temporary directory.
 //! - `layout --svg`, `--html` and `doctor --machine-file` write the files in their arguments.
 
 #![forbid(unsafe_code)]

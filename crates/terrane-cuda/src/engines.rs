@@ -23,7 +23,7 @@ pub struct EnginesOptions {
     pub host: HostEngineOptions,
     /// Options of the engine between host memory and files.
     pub disk: DiskEngineOptions,
-    /// Options of each device's two relays: their pinned buffers, and how much of it they use.
+    /// Options of each device's two relays: the size and number of their pinned slots.
     pub relay: RelayOptions,
     /// Options of the relays' pinned memory.
     pub pinned: PinnedOptions,

@@ -42,7 +42,7 @@
 //! use terrane_interop::dlpack::{ElementType, Importer, TensorExport, TensorShape};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // Sixteen numbers of ours, with a count of who still has them.
+//! // Sixteen numbers with a reference count.
 //! let numbers = Arc::new([1_f32; 16]);
 //! let address = HostAddress::new(std::ptr::NonNull::from(&*numbers));
 //! let span = Span {
@@ -55,7 +55,7 @@
 //!
 //! // Out: a managed tensor of DLPack 1.x, which a consumer takes by its pointer.
 //! let shape = TensorShape::compact(ElementType::F32, &[4, 4])?;
-//! // SAFETY: nothing writes the bytes while the tensor is out.
+//! // SAFETY: nothing writes the bytes while the tensor is exported.
 //! let tensor = unsafe { TensorExport::new(Region::new(memory), shape) }?.read_only();
 //! let pointer = tensor.into_versioned()?.into_raw();
 //!

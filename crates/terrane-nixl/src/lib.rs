@@ -16,7 +16,7 @@
 //! NIXL takes one lock for every call on an agent. This crate does not forward NIXL's log. If NIXL
 //! returns only "failed", the reason is on standard error, subject to `NIXL_LOG_LEVEL`.
 //!
-//! # What there is
+//! # Contents
 //!
 //! - [`probe`] returns the [`NixlInstallation`], or the missing part. It lists which [`Plugin`]s
 //!   can be loaded, and the reasons for the others.

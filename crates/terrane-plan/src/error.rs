@@ -3,7 +3,7 @@
 use terrane_core::{ByteCount, SizeOverflow};
 use terrane_layout::LayoutError;
 
-/// Why a plan could not be created. Each message is one line that states the remedy.
+/// The reason why a plan could not be created. Each message is one line that states the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {

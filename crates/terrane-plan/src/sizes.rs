@@ -22,7 +22,8 @@ const UNITS: [(&str, u64); 13] = [
     ("gi", 1 << 30),
 ];
 
-/// Parses a size: `256GiB`, `1.5 TiB`, `80GB`, `4096`.
+/// Parses a size: `256GiB`, `1.5 TiB`, `80GB`, `4096`. A number without a unit is in bytes. A
+/// fraction of a byte is rounded down.
 ///
 /// ```
 /// use terrane_core::ByteCount;
@@ -63,7 +64,7 @@ pub fn parse_count(text: &str) -> Result<u64, PlanError> {
     scaled(text, scale).ok_or_else(|| PlanError::Count { text: text.to_owned() })
 }
 
-/// A decimal number times the size of its unit, if the product is a whole number of 64 bits.
+/// A decimal number times the size of its unit, rounded down, if the product fits in 64 bits.
 fn scaled(text: &str, scale: impl Fn(&str) -> Option<u64>) -> Option<u64> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

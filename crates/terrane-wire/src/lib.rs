@@ -93,7 +93,7 @@ pub use layout::descriptor::LayoutDescriptor;
 pub use limits::{Limited, WireLimits};
 pub use region::descriptor::RegionDescriptor;
 
-/// The README's example is compiled and run with the documentation's.
+/// Compiles and runs the README's example as a doctest.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -117,8 +117,8 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!("  {}\n", line.chars().take(78).collect::<String>())).collect()
 }
 
-/// Prints the runs of one block between each two tiers, from the transfer manager's explanation. The layout of the
-/// device is built in system memory, with the same geometry, so no GPU is needed.
+/// The runs of one block between each two tiers, from the transfer manager's explanation. The
+/// layout of the device is built in system memory, with the same geometry, so no GPU is needed.
 fn runs(layouts: &[(Tier, LayoutPlan)], group: &GroupPlan) -> Result<String, Failure> {
     let manager = TransferManager::with_default_engines()?;
     let mut text = String::new();

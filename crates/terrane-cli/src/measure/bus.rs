@@ -101,7 +101,7 @@ impl Bus {
         .inspect(|_| drop(memory))
     }
 
-    /// The runs of a pass, from the manager's explanation.
+    /// The path of a pass, from the manager's explanation.
     pub(crate) fn explained(&self, to_host: bool) -> Result<String, Failure> {
         let (ids, backwards) = &self.ids;
         let (device, pinned) = ((&self.device, &ids[..]), (&self.pinned, &backwards[..]));

@@ -191,7 +191,7 @@ fn transfer(
     timed(manager, Transfer::new(source, destination).blocks(from, to))
 }
 
-/// The seconds of an existing transfer.
+/// The seconds of this transfer, from its submission to the end of the wait.
 fn timed(manager: &TransferManager, transfer: Transfer) -> Result<f64, Failure> {
     seconds(|| {
         let completion = manager.submit(transfer, ()).map_err(|rejected| rejected.cause)?;

@@ -119,7 +119,8 @@ impl CudarcStream {
     ///
     /// [`CudaError::Unreachable`] for memory that the device cannot access, [`CudaError::Managed`]
     /// if the slice's manager has no streams, [`CudaError::UnknownStream`] if the slice was used on
-    /// a stream of other `CudaStreams`, [`CudaError::Driver`], [`CudaError::ContextLost`].
+    /// a removed stream or a stream of other `CudaStreams`, [`CudaError::Forked`],
+    /// [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub fn read<'a, T: Pod, M: Memory>(
         &'a self,
         slice: &'a TrackedSlice<T, M>,
@@ -230,7 +231,7 @@ impl CudarcStream {
         self.used(&part, block, len, access)
     }
 
-    /// The device address of the memory.
+    /// The address at which this context's device accesses the memory.
     fn address(&self, memory: &impl Memory) -> Result<CUdeviceptr, CudaError> {
         let own = self.streams.context().device().id;
         match memory.location() {

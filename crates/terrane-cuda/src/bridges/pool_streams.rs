@@ -68,7 +68,7 @@ impl CudaStreams {
     ///
     /// # Errors
     ///
-    /// [`CudaError::UnknownStream`].
+    /// [`CudaError::UnknownStream`], [`CudaError::Forked`].
     pub fn get(&self, id: StreamId) -> Result<Stream, CudaError> {
         self.0.context.driver().check_process()?;
         let streams = unpoisoned(self.0.streams.read());

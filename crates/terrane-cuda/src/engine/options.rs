@@ -1,4 +1,4 @@
-//! The options of an engine, and its ways to copy.
+//! The options of a device engine.
 
 use std::num::NonZeroU32;
 

@@ -62,8 +62,8 @@ struct Loaded {
     module: Module,
     grid_copies: [CUfunction; 5],
     transposed_copies: [CUfunction; 5],
-    /// The checksum kernels, or the reason why the driver does not compile them. Empty if memory
-    /// was short.
+    /// The checksum kernels, or the reason why the driver does not compile them. Empty after any
+    /// other error, such as a lack of memory.
     sums: OnceLock<Result<SumKernels, CudaError>>,
 }
 

@@ -79,7 +79,7 @@ impl Kernels {
     }
 
     /// Whether the driver has compiled the checksum kernels, or the code of its refusal; `None` if
-    /// memory was short.
+    /// no attempt had either result.
     pub(crate) fn sums_status(&self) -> Option<Result<(), DriverCode>> {
         let tried = self.0.sums.get()?;
         let code = tried.as_ref().err().and_then(CudaError::code);

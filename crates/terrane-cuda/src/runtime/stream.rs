@@ -24,12 +24,12 @@ const NON_BLOCKING: u32 = 1;
 /// The priority of a stream's work against that of other streams, when the device is fully used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StreamPriority {
-    /// Below all other work, and below the default if the device supports that.
+    /// The device's lowest priority. On many devices, it equals the default.
     Lowest,
     /// The default priority of streams.
     #[default]
     Default,
-    /// Above all other work.
+    /// The device's highest priority.
     Highest,
 }
 
@@ -96,8 +96,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`CudaError::WrongContext`] if the stream belongs to another context.
-    /// [`CudaError::PerThreadStream`] for the per-thread default stream. `owner` drops on error.
+    /// [`CudaError::WrongContext`] if the stream belongs to another context,
+    /// [`CudaError::PerThreadStream`] for the per-thread default stream, [`CudaError::Driver`],
+    /// [`CudaError::ContextLost`]. `owner` drops on error.
     ///
     /// # Safety
     ///

@@ -1,4 +1,4 @@
-//! Why a tensor could not be imported or exported.
+//! The reasons why a tensor could not be imported or exported.
 
 use terrane_core::{Alignment, ByteCount, DeviceId, StorageKind, ViewOutOfBounds};
 #[cfg(feature = "cuda")]
@@ -8,7 +8,7 @@ use terrane_transfer::TransferError;
 
 use super::{ElementType, ElementTypeError, ShapeError};
 
-/// Why a foreign tensor could not be imported. Its deleter has been called, unless
+/// The reason why a foreign tensor could not be imported. Its deleter has been called, unless
 /// [`was_released`](Self::was_released) returns false.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -160,7 +160,7 @@ impl ImportError {
     }
 }
 
-/// Why memory could not be exported as a tensor.
+/// The reason why memory could not be exported as a tensor.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {

@@ -159,7 +159,7 @@ impl TensorExport {
     ///     unsafe { handshake(context, ProducerStream::Complete, consumer) }?;
     ///     // SAFETY: the caller's promise of the stream.
     ///     let Some(stream) = (unsafe { consumer.to_stream(context, ()) })? else {
-    ///         return Err("a consumer without a stream: nothing says when it has done".into());
+    ///         return Err("without the consumer's stream, the end of its work is unknown".into());
     ///     };
     ///     Ok(export.released_after(stream).into_versioned()?)
     /// }

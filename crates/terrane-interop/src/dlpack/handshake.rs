@@ -27,7 +27,7 @@ impl ConsumerStream {
     ///
     /// # Errors
     ///
-    /// [`StreamError::Driver`] if it is a stream of another device.
+    /// [`StreamError::Driver`] if it is a stream of another device, or the driver refuses.
     ///
     /// # Safety
     ///

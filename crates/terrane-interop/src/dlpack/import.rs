@@ -61,8 +61,9 @@ impl Importer {
     ///
     /// Until the deleter is called, the bytes from the first element to the last are in one live
     /// allocation. They are initialised if they are on the host, and writable unless the tensor is
-    /// read-only. Pages on the host are not discarded or replaced. Memory that is declared as pinned is pinned. All other users of the elements
-    /// synchronise with the users of the imported tensor.
+    /// read-only. Pages on the host are not discarded or replaced. Memory that is declared as
+    /// pinned is pinned. All other users of the elements synchronise with the users of the imported
+    /// tensor.
     pub unsafe fn versioned(
         &self,
         tensor: *mut DLManagedTensorVersioned,
@@ -307,7 +308,7 @@ struct Imported {
 }
 
 impl ImportedTensor {
-    /// The type of its elements.
+    /// Its shape, with the element type.
     #[must_use]
     pub fn shape(&self) -> &TensorShape {
         &self.0.shape

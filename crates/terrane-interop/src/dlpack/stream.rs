@@ -66,7 +66,7 @@ impl ConsumerStream {
     }
 }
 
-/// Why a consumer's stream was refused.
+/// The reason why a consumer's stream was refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {

@@ -30,7 +30,7 @@ impl fmt::Display for TensorName {
     }
 }
 
-/// Why a layout has no views as tensors, or tensors cannot be adopted as a layout.
+/// The reason why a layout has no views as tensors, or tensors cannot be adopted as a layout.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvError {
@@ -177,7 +177,7 @@ pub enum KvError {
     /// The tensors' strides could not be adopted.
     #[error("the tensors cannot be adopted: {source}")]
     Strided {
-        /// Why.
+        /// The reason.
         source: StridedError,
     },
     /// A distance that is not a multiple of an element.
@@ -198,7 +198,7 @@ pub enum KvError {
     Memory {
         /// The tensor.
         tensor: TensorName,
-        /// Why.
+        /// The reason.
         #[source]
         source: ImportError,
     },
@@ -213,7 +213,7 @@ pub enum KvError {
     Export {
         /// The tensor.
         tensor: TensorName,
-        /// Why.
+        /// The reason.
         #[source]
         source: ExportError,
     },

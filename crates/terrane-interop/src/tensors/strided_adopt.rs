@@ -98,7 +98,7 @@ struct Part<'a> {
     begin: usize,
 }
 
-/// A part of an axis, the outermost first.
+/// The parts of an axis, the outermost first.
 type Parts = SmallVec<[ListPart; 4]>;
 
 impl StridedForm {

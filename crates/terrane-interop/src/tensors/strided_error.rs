@@ -1,11 +1,11 @@
-//! Why strided tensors could not be adopted.
+//! The reasons why strided tensors could not be adopted.
 
 use terrane_core::{ByteCount, StorageKind};
 use terrane_layout::{LayoutError, TensorAxis};
 
 use crate::dlpack::{ElementType, ImportError};
 
-/// Why tensors were not adopted as a layout. Tensors and dimensions are counted from 0.
+/// The reason why tensors were not adopted as a layout. Tensors and dimensions are counted from 0.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StridedError {
@@ -160,7 +160,7 @@ pub enum StridedError {
     Memory {
         /// The tensor.
         tensor: usize,
-        /// Why.
+        /// The reason.
         #[source]
         source: ImportError,
     },

@@ -90,7 +90,7 @@ impl AgentBuilder {
         Self { telemetry, ..self }
     }
 
-    /// Sets whether imports need to check peers' metadata before NIXL reads it. The default is
+    /// Sets whether imports must check peers' metadata before NIXL reads it. The default is
     /// [`Requirement::Required`].
     ///
     /// The checks need a NIXL that writes metadata in the form of NIXL 1.5. With any other NIXL,

@@ -2,7 +2,7 @@
 
 use terrane_core::BackendName;
 
-/// The configuration of an agent's backend: its name, its parameters, and whether registrations require it.
+/// The configuration of an agent's backend: its name, its parameters, and its requirement.
 ///
 /// `"UCX"` has a default parameter: `engine_config`, with UCX settings, begins with
 /// `CUDA_IPC_ENABLE_GET_ZCOPY=y`. Without it, UCX would read other processes' device memory over

@@ -101,7 +101,7 @@ impl Agent {
         self.0.telemetry
     }
 
-    /// Whether imports need to check metadata before NIXL reads it.
+    /// Whether imports must check metadata before NIXL reads it.
     pub(crate) fn metadata_checks(&self) -> Requirement {
         self.0.metadata_checks
     }

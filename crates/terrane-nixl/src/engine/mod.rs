@@ -70,7 +70,7 @@ const NAME: &str = "nixl";
 ///
 /// A thread that blocks until the end ([`Completion::wait`](terrane_transfer::Completion::wait),
 /// [`Layers::wait`](terrane_transfer::Layers::wait)) may begin first. It then posts and polls in
-/// place of the engine's thread. No other thread must be woken, and the copy runs on the waiting
+/// place of the engine's thread. No other thread has to wake, and the copy runs on the waiting
 /// thread. Threads that only poll, tasks that await, and waits with a deadline never run a copy.
 ///
 /// # Descriptors
@@ -82,31 +82,31 @@ const NAME: &str = "nixl";
 ///
 /// # When a peer does not answer
 ///
-/// A transfer has a deadline, its own or that of the [options](NixlEngineOptions::deadline), unless
-/// both are `None`. A request in flight cannot be cancelled immediately or reliably. A cancelled transfer
-/// posts no further request, and ends when those in flight have ended. When the deadline passes, the
-/// transfer ends with its error. The memory at both ends stays claimed and alive until NIXL reports
-/// that the request has ended too. If the engine drops earlier, it waits for that at most
-/// [`drop_timeout`](NixlEngineOptions::drop_timeout). After the timeout, the memory is never freed or
-/// reused. The peer then stays busy in that agent: it can be forgotten, but neither refreshed nor
-/// disconnected.
+/// A transfer has a deadline, its own or that of the [options](NixlEngineOptions::deadline),
+/// unless both are `None`. A request in flight cannot be cancelled immediately or reliably. A
+/// cancelled transfer posts no further request, and ends when those in flight have ended. When the
+/// deadline passes, the transfer ends with its error. The memory at both ends stays claimed and
+/// alive until NIXL reports that the request has ended too. If the engine drops earlier, it waits
+/// for that at most [`drop_timeout`](NixlEngineOptions::drop_timeout). After the timeout, the
+/// memory is never freed or reused. The peer then stays busy in that agent: it can be forgotten,
+/// but neither refreshed nor disconnected.
 ///
 /// # When a request fails
 ///
 /// NIXL reports that a request failed, but not which of its parts may still be in flight. So the
 /// transfer ends with its error. The memory at both ends stays claimed until the connection to the
 /// peer is closed. The engine closes it once no other request is in flight with the peer. Until
-/// then it begins no transfer with that peer ([`RequestError::PeerLost`]). The next [import](crate::Agent::import)
-/// reconnects.
+/// then it begins no transfer with that peer ([`RequestError::PeerLost`]). The next
+/// [import](crate::Agent::import) reconnects.
 ///
 /// For a file, POSIX and GDS_MT of NIXL 1.5.1 report a failure only once all I/Os of the request
 /// have ended. POSIX does so with its default, the kernel's asynchronous I/O. The memory is
 /// therefore free when the error arrives. With other backends and releases, a failed request may
 /// still access the memory. A file has no connection that the engine could close. So the engine
 /// leaks the memory and the I/Os of the request. A backend with too few I/Os left for a request is
-/// declined ([`Declined::NoIosLeft`]). GDS of
-/// NIXL 1.5.1 reports no failure of an I/O. The engine fails a write after which the file is too
-/// short ([`RequestError::WrittenShort`]). Use GDS_MT if other errors must be reported.
+/// declined ([`Declined::NoIosLeft`]). GDS of NIXL 1.5.1 reports no failure of an I/O. The engine
+/// fails a write after which the file is too short ([`RequestError::WrittenShort`]). Use GDS_MT if
+/// other errors must be reported.
 ///
 /// Dropping the engine ends its thread after it has served the submitted transfers. The drop joins
 /// it, unless it runs on an engine's thread.
@@ -164,7 +164,7 @@ impl NixlEngine {
     ///
     /// # Errors
     ///
-    /// [`NixlError::Thread`] if its thread cannot be started.
+    /// [`NixlError::Thread`] if its thread cannot be started, [`NixlError::Forked`].
     pub fn new(agent: &Agent, options: NixlEngineOptions) -> Result<Self, NixlError> {
         process::check()?;
         let rates = Rates::new(agent);

@@ -34,8 +34,9 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// - [`ExportError::NotRegistered`] and [`ExportError::NotCovered`] if the layout is not, not
-    ///   wholly, or no longer registered with this agent.
+    /// - [`ExportError::NotRegistered`], [`ExportError::NotCovered`] and
+    ///   [`ExportError::RegistrationGone`] if the layout is not, not wholly, or no longer
+    ///   registered with this agent.
     /// - [`ExportError::NoBackend`] if peers cannot reach it through any backend.
     /// - [`ExportError::NotOurs`] for a peer's layout.
     /// - [`ExportError::Metadata`] and [`ExportError::Wire`] if NIXL or the encoding fails.
@@ -121,8 +122,8 @@ impl Agent {
         Ok(LayoutDescriptor::new(geometry, storage, agent, metadata, regions)?)
     }
 
-    /// The descriptors that NIXL has for these registrations with a backend. A registration within a
-    /// longer one has the descriptor of that.
+    /// The descriptors that NIXL has for these registrations with a backend. A registration within
+    /// a longer one has the descriptor of that one.
     fn entries_of(
         &self,
         registered: &[RegistrationRecord],
@@ -180,8 +181,8 @@ impl Agent {
         }
     }
 
-    /// Whether NIXL has returned keys for all regions. For memory that is no longer registered, it
-    /// returns none and no error. That occurs if an owner's claim of a registration is out of date.
+    /// Checks that NIXL has returned keys for all regions. For memory that is no longer registered,
+    /// it returns neither a key nor an error. This occurs if an owner's record is out of date.
     fn check_own_keys(
         &self,
         regions: &[RegionDescriptor],

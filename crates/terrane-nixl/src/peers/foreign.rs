@@ -19,8 +19,8 @@ use crate::agent::Agent;
 /// The metadata that a NIXL agent without Terrane needs to reach a layout of this process.
 ///
 /// The bytes are in NIXL's own form: `nixl_agent.add_remote_agent` in Python loads them, and so
-/// does `nixlAgent::loadRemoteMD` in C++. They contain the keys of the registrations that the layout
-/// uses and no others.
+/// does `nixlAgent::loadRemoteMD` in C++. They contain the keys of the registrations that the
+/// layout uses and no others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NixlMetadata {

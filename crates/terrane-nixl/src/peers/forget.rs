@@ -30,7 +30,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`ForgetError::UnknownPeer`] if the peer is unknown or already forgotten.
+    /// [`ForgetError::UnknownPeer`] if the agent never knew the peer, or it has ended.
     pub fn forget(&self, peer: PeerId) -> Result<ForgetOutcome, ForgetError> {
         process::check()?;
         let unknown = || ForgetError::UnknownPeer { agent: self.name().clone(), peer };

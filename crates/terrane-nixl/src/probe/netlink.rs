@@ -41,7 +41,7 @@ pub(super) fn load_separately(library: &Path) -> CapabilityReport {
         }
         (Some(_), _) => CapabilityStatus::Granted,
         (None, _) => {
-            // Without a wheel's copy, nothing must be separated.
+            // If either copy is missing, there is nothing to separate.
             let _: Option<_> = loader::load_permanently(Path::new(MACHINE_LIBRARY)).ok();
             CapabilityStatus::Granted
         }

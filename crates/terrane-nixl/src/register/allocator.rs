@@ -20,7 +20,7 @@ use terrane_core::{
 /// #     device: Arc<dyn CopyEngine>,
 /// #     pinned: impl terrane_core::Allocate + Send + Sync + 'static,
 /// # ) -> Result<(), Box<dyn std::error::Error>> {
-/// // Device memory that no backend takes, to a peer: by way of pinned memory that UCX takes.
+/// // Device memory that no backend accepts reaches a peer through pinned memory for UCX.
 /// let nixl = Arc::new(NixlEngine::new(agent, NixlEngineOptions::default())?);
 /// let bounce = RegisteredAllocator::new(pinned, agent.clone());
 /// let relay = RelayEngine::new(device, nixl, bounce, &RelayOptions::default())?;

@@ -114,9 +114,8 @@ impl Descriptor {
         (length > 0).then_some(Self { address, length, ..*self })
     }
 
-    /// Whether NIXL would look here for bytes of `span`, which another registered descriptor covers,
-    /// and would not find all of them. NIXL looks at the last descriptor that begins at or before
-    /// the bytes.
+    /// Whether NIXL would look here for bytes of `span`, which `registered` covers, and would not
+    /// find all of them. NIXL looks at the last descriptor that begins at or before the bytes.
     pub(crate) fn hides_bytes_of(&self, span: &Self, registered: &Self) -> bool {
         (self.memory, self.device) == (span.memory, span.device)
             && registered.address < self.address

@@ -96,7 +96,7 @@ impl BackendAttempt<'_> {
 }
 
 impl EntryUse {
-    /// Whether a transfer uses this entry by it.
+    /// Whether this is a transfer's use of `entry`.
     pub(super) fn is_of_transfer(&self, entry: &Descriptor) -> bool {
         self.kind == UseKind::Transfer && self.entry == *entry
     }
@@ -191,8 +191,8 @@ impl RegistrationTable {
         overlapping.map(|(entry, _)| *entry).collect()
     }
 
-    /// Whether these registered spans use everything that a backend has of any byte of the span. If
-    /// so, NIXL's result for the span is valid as long as they are registered.
+    /// Whether each entry of a backend that shares bytes with the span has one of these registered
+    /// spans as a user. NIXL's result for the span is then valid as long as they are registered.
     pub(crate) fn has_only(&self, own: &[Descriptor], span: &Descriptor, backend: usize) -> bool {
         let mut entries = self.entries.iter();
         entries.all(|(other, entry)| {
@@ -210,9 +210,9 @@ impl RegistrationTable {
         entries.find(|(_, entry)| entry.users.iter().any(is_of)).map(|(entry, _)| *entry)
     }
 
-    /// The entry that further registrations of a span with a backend use: that of its other
-    /// registrations, so that they all keep the same one; its own; or any that a live registration
-    /// proves to be valid for it.
+    /// The entry that a further registration of a span with a backend uses: first that of its other
+    /// registrations, so that they all keep the same one; then its own; then any that a live
+    /// registration proves to be valid for it.
     fn entry_for(&self, span: &Descriptor, backend: usize) -> Option<Descriptor> {
         let has_live = |(descriptor, entry): &(&Descriptor, &Entry)| {
             descriptor.covers(span) && entry.backends.contains(&backend) && entry.is_valid_for(span)

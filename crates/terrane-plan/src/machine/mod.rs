@@ -159,6 +159,7 @@ impl Machine {
     /// # Errors
     ///
     /// [`PlanError::Machine`] with the missing or unknown field, and its line.
+    /// [`PlanError::OutOfRange`] if a rate is below 1 byte per second, or a time is negative.
     pub fn from_json(name: &str, text: &[u8]) -> Result<Self, PlanError> {
         let machine: Self = serde_json::from_slice(text)
             .map_err(|source| PlanError::Machine { name: name.to_owned(), source })?;
@@ -166,17 +167,17 @@ impl Machine {
         Ok(machine)
     }
 
-    /// The description as JSON.
+    /// The description as JSON. A rate that is not a number becomes `null`.
     ///
     /// # Errors
     ///
-    /// [`PlanError::Machine`] if a rate is not a number.
+    /// [`PlanError::Machine`] if the serialisation fails.
     pub fn to_json(&self) -> Result<String, PlanError> {
         serde_json::to_string_pretty(self)
             .map_err(|source| PlanError::Machine { name: self.name.clone(), source })
     }
 
-    /// Refuses rates that are not positive numbers.
+    /// Refuses rates below 1 byte per second, and negative times.
     fn check(&self) -> Result<(), PlanError> {
         let is_rate = |rate: f64| rate.is_finite() && rate >= 1.0;
         let expected = "rates of at least 1 byte per second, and times of at least 0";

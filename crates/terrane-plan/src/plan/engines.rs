@@ -44,7 +44,7 @@ const SGLANG_FORMATS: CacheFormats = &[
     (ElementFormat::NVFP4, "nvfp4"),
 ];
 
-/// The option for the planned format of K and V. If the engine does not support the format, a note says so.
+/// The option for the planned format of K and V. The error is a note for a format without one.
 fn cache_format(
     element: ElementFormat,
     engine: &str,

@@ -94,8 +94,12 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`PlanError`] if the model's configuration is refused, a number is out of range, or a tier is smaller than one
-    /// block of every group.
+    /// [`PlanError`] in these cases:
+    ///
+    /// - The model's configuration is refused.
+    /// - A number is out of range, or one of two dependent numbers is missing.
+    /// - A tier is smaller than one block of every group, or larger than a layout can be.
+    /// - A size does not fit in 64 bits.
     pub fn new(request: &PlanRequest) -> Result<Self, PlanError> {
         check(request)?;
         let geometry = request.model.geometry(&options(request))?;

@@ -271,9 +271,9 @@ impl AsFd for DiskFile {
     }
 }
 
-// SAFETY: the descriptors are open for reading and writing until the value drops. The file had at
-// least this length when it was opened. A scratch file has no name by which others could reach it.
-// The owner of a named file prevents other access.
+// SAFETY: the descriptors are open until the value drops, for reading and, unless the caller opened
+// the file read-only, for writing. The file had at least this length when it was opened. A scratch
+// file has no name by which others could reach it. The owner of a named file prevents other access.
 unsafe impl Memory for DiskFile {
     fn kind(&self) -> StorageKind {
         StorageKind::Disk

@@ -52,8 +52,8 @@ pub struct NumaNode {
 
 /// The NUMA nodes of the machine.
 ///
-/// Reading it never fails. If sysfs has no topology, there is one node with all CPUs that this
-/// process may use, and [`gap`](Self::gap) returns the reason.
+/// Reading it never fails. If sysfs has no topology, there is one node. It has as many CPUs as this
+/// process may use, numbered from 0. [`gap`](Self::gap) then returns the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumaTopology {
     root: PathBuf,

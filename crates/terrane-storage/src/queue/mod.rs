@@ -304,16 +304,16 @@ impl IoQueue {
         }
     }
 
-    /// Counts a use of buffers in `memory`, as if a request had used them. It registers the memory
-    /// once that pays for requests.
+    /// Counts a use of buffers in `memory`, as if a request had used them. The queue registers a
+    /// chunk of the memory after as many bytes of it have been used as it has.
     pub fn note_use(&mut self, memory: &IoMemory, buffers: &[IoBuffer]) {
         if let Backend::Ring(ring) = &mut *self.backend {
             ring.note_use(memory, buffers);
         }
     }
 
-    /// Allocates memory of this size, at most 1 GiB, registers it, and frees it. Returns whether the
-    /// kernel granted that.
+    /// Allocates memory of this size, registers it, and frees it. Returns whether the kernel
+    /// granted that. A size above 1 GiB is never granted, because it exceeds one registration.
     ///
     /// # Errors
     ///

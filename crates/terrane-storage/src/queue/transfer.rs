@@ -164,17 +164,21 @@ impl Transfer {
             Ok(bytes) => {
                 self.retries = 0;
                 self.consume(bytes);
-                if self.done >= self.total { Next::Finished(Ok(())) } else { self.go_on() }
+                if self.done >= self.total {
+                    Next::Finished(Ok(()))
+                } else {
+                    self.again_unless_stopped()
+                }
             }
-            Err(libc::EINTR) => self.go_on(),
+            Err(libc::EINTR) => self.again_unless_stopped(),
             // The kernel may refuse a request because of its registered buffer.
             Err(libc::EFAULT | libc::EINVAL | libc::EOPNOTSUPP) if self.registered.is_some() => {
                 self.registered = None;
-                self.go_on()
+                self.again_unless_stopped()
             }
             Err(libc::EAGAIN) if self.retries < MAX_RETRIES => {
                 self.retries += 1;
-                self.go_on()
+                self.again_unless_stopped()
             }
             Err(code) => Next::Finished(Err(self.failure(self.reason(code)))),
         }
@@ -199,7 +203,7 @@ impl Transfer {
     }
 
     /// Another step, unless the request must stop.
-    fn go_on(&self) -> Next {
+    fn again_unless_stopped(&self) -> Next {
         match self.stop {
             Some(stop) => Next::Finished(Err(self.stopped(stop))),
             None => Next::Again,

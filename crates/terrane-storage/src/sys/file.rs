@@ -83,9 +83,9 @@ pub(crate) fn reserve(file: BorrowedFd<'_>, length: u64) -> Result<(), OsError> 
     }
 }
 
-/// The alignments of memory and of offsets for direct I/O, by `statx` with `STATX_DIOALIGN` (Linux 6.1).
-/// `None` if the kernel or the file system does not report them. Zeros if the file does not support
-/// direct I/O.
+/// The alignments of memory and of offsets for direct I/O, by `statx` with `STATX_DIOALIGN` (Linux
+/// 6.1). `None` if the kernel or the file system does not report them. Zeros if the file does not
+/// support direct I/O.
 pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> Result<Option<[u64; 2]>, OsError> {
     let mut status = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: the path is a NUL-terminated literal. The kernel writes a `statx` to memory of that

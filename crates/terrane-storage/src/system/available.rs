@@ -10,7 +10,8 @@ use super::control_groups::{field, groups};
 /// The bytes that the machine and every control group of this process have left. `None` if the
 /// kernel does not report them.
 ///
-/// Reclaimable page cache counts as available, and swap space too.
+/// Reclaimable page cache counts as available. So does the machine's swap space, but not within the
+/// limit of a control group.
 #[must_use]
 pub fn available_memory() -> Option<ByteCount> {
     available_under(Path::new("/"))

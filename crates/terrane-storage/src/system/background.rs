@@ -32,9 +32,9 @@ impl SystemAllocator {
         Ok(self.allocate_with(request, Touching::Later)?.0)
     }
 
-    /// Touches memory from [`allocate_untouched`](Self::allocate_untouched), from the first byte on, with the number of threads
-    /// from the options. Returns a report of the capabilities. The memory may be in use: touching
-    /// does not change its bytes.
+    /// Touches memory from [`allocate_untouched`](Self::allocate_untouched), from the first byte
+    /// on, with the number of threads from the options. Returns a report of the capabilities. The
+    /// memory may be in use: touching does not change its bytes.
     ///
     /// Each time that another `step` bytes from the beginning, or all bytes, have been touched,
     /// this thread calls `reached` with their number. The other threads continue meanwhile. If the
@@ -167,7 +167,7 @@ pub(super) struct Toucher {
 impl Drop for Toucher {
     fn drop(&mut self) {
         if !self.owner.is_current() {
-            // The thread does not exist here, and its locks may be held for good.
+            // The thread does not exist here, and its locks may stay locked.
             let _left = ManuallyDrop::new(self.thread.take());
             return;
         }

@@ -12,7 +12,8 @@ use terrane_core::ByteCount;
 pub struct ControlGroupLimits {
     /// The memory that the group may use; `None` if there is no limit.
     pub memory: Option<ByteCount>,
-    /// The processors whose time the group may use: 1.5 is 150 ms in 100 ms. `None` if there is no limit.
+    /// The processors whose time the group may use: 1.5 is 150 ms in 100 ms. `None` if there is no
+    /// limit.
     pub processors: Option<f64>,
 }
 

@@ -10,7 +10,7 @@ use super::options::HugePageSize;
 /// The setting of transparent huge pages.
 const SWITCH: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
-/// Why the kernel never assembles huge pages. `None` if it may.
+/// The reason why the kernel never assembles huge pages. `None` if it may.
 pub(super) fn transparent_refusal() -> Option<Reason> {
     match fs::read_to_string(SWITCH) {
         Ok(text) if text.contains("[never]") => Some(Reason::Disabled { by: SWITCH }),
@@ -19,7 +19,7 @@ pub(super) fn transparent_refusal() -> Option<Reason> {
     }
 }
 
-/// Why a request for `needed` bytes in explicit huge pages of `size` failed with `error`.
+/// The reason why a request for `needed` bytes in explicit huge pages of `size` failed.
 pub(super) fn explicit_refusal(size: HugePageSize, needed: ByteCount, error: OsError) -> Reason {
     let kib = size.alignment().get() >> 10;
     let path = format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/free_hugepages");

@@ -280,7 +280,7 @@ impl SystemAllocator {
     }
 
     /// Touches the pages. Records the threads and CPUs in the report, and the touched bytes in the
-    /// progress. `touching` determines whether touched bytes are ready.
+    /// progress. `is_ready` states whether touched bytes are ready.
     fn touch(
         &self,
         mapping: &Mapping,
@@ -381,7 +381,7 @@ unsafe impl Allocate for SystemAllocator {
     }
 }
 
-/// Memory with its pages. It has an entry in the progress if the pages were touched.
+/// Memory, and its entry in the progress; `None` if its pages are touched later.
 type Mapped = (Mapping, Option<ProgressEntry>);
 
 /// When pages are touched.

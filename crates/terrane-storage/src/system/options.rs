@@ -86,7 +86,8 @@ pub enum NumaPolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FirstTouch {
-    /// No thread. Pages are allocated on first use, so their user sees it if memory runs out.
+    /// No thread. Pages are allocated on first use. If memory runs out then, the kernel may kill
+    /// the process.
     None,
     /// One thread for each CPU of the process, or of the node that the memory is bound to.
     #[default]

@@ -19,7 +19,8 @@ const MAX_CACHED_LENGTHS: usize = 64;
 const SUM_BYTES: u64 = 8;
 
 impl FactorCache {
-    /// Adds, for each of `count` segments of this length, the power of x behind it, times x⁶⁴.
+    /// Appends the factors of `count` segments of this length: for each, x to the power of the bits
+    /// behind it, times x⁶⁴.
     pub(crate) fn extend(&self, numbers: &mut Vec<u64>, segment_bytes: u64, count: usize) {
         let mut cached = lock(&self.0);
         if cached.len() >= MAX_CACHED_LENGTHS && !cached.contains_key(&segment_bytes) {

@@ -77,7 +77,7 @@ pub(crate) fn shape_of(plan: &TransferPlan, side: Side) -> Option<SumShape> {
 }
 
 impl JobSums {
-    /// The sums that a job wants; `None` if it wants none.
+    /// The checksums that a job requests; `None` if it requests none.
     pub(crate) fn of(
         shared: &Shared,
         job: &CopyJob,
@@ -180,7 +180,7 @@ impl JobSums {
         Ok(())
     }
 
-    /// The number of pairs that are complete once this many bytes of all have been copied.
+    /// The number of pairs that are complete once `copied` of `all` bytes have been copied.
     pub(crate) fn complete(&self, copied: u64, all: u64) -> u32 {
         if copied >= all {
             return self.pairs;

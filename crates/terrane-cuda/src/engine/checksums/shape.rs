@@ -85,7 +85,7 @@ impl SumShape {
         self.layers.end - self.layers.start
     }
 
-    /// The widest words of which all lengths and strides are multiples, and all these addresses.
+    /// The widest word that divides all lengths, all strides and these addresses.
     pub(crate) fn width(&self, addresses: impl Iterator<Item = u64>) -> CopyWidth {
         let numbers = self.sections.iter().flat_map(|piece| {
             let strides = piece.levels.iter().map(|level| level.stride);
@@ -167,7 +167,7 @@ impl PieceOrder {
         self.unit * self.units
     }
 
-    /// Makes units as long as adjacent ones permit, and loops as few.
+    /// Joins adjacent units to longer ones, and adjacent loops to one.
     fn join(&mut self, element_bytes: u64) {
         self.unit = element_bytes;
         let levels = std::mem::take(&mut self.levels);

@@ -48,14 +48,14 @@ struct Counts {
 const NUMBER: u64 = 8;
 /// The most bytes of a segment, which one warp sums in some 15 µs.
 const LONGEST: u64 = 16 << 10;
-/// The least: four rows.
+/// The fewest bytes of a segment: four rows.
 const SHORTEST: u64 = 4 * ROW_BYTES;
 /// The most segments of a block.
 const MAX_SEGMENTS: u64 = 1024;
 
 impl Segmentation {
-    /// Segments of which each warp of the largest launch takes a few, so that all warps end at about
-    /// the same time.
+    /// Cuts blocks so that each warp of the largest launch sums a few segments, and all warps end
+    /// at about the same time.
     fn of(shape: &SumShape, launch: LargestLaunch) -> Self {
         let block = shape.block_bytes.max(1);
         let share = launch.bytes / (u64::from(launch.warps) * u64::from(SEGMENTS_PER_WARP)).max(1);
@@ -76,7 +76,7 @@ impl Counts {
         }
     }
 
-    /// All numbers on the device.
+    /// The number of entries on the device.
     fn all(&self) -> usize {
         self.pairs + self.segments + self.layer_places + self.places
     }
@@ -155,7 +155,7 @@ impl SumTables {
         self.segmentation.count
     }
 
-    /// The pairs whose segments one launch counts.
+    /// The most pairs of one launch, which counts their segments in 31 bits.
     pub(crate) fn most_pairs(&self) -> u32 {
         (crate::kernels::schedule::MOST / self.segmentation.count.max(1)).max(1)
     }

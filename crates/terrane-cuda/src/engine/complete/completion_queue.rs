@@ -127,7 +127,7 @@ impl CompletionThreads {
         Self(Arc::clone(queue))
     }
 
-    /// The threads exist while this value exists.
+    /// Adds a task. The threads run at least as long as this value lives.
     pub(crate) fn send(&self, task: Task) {
         let is_short = task.is_short();
         let mut queue = self.0.queue();

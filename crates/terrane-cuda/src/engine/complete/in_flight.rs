@@ -155,7 +155,7 @@ impl InFlight {
         match (recorded, behind) {
             (Some(Ok(())), Ok(behind)) => {
                 behind.wait()?;
-                // The next user of the buffer can now see the end.
+                // Marks the event as passed, so the next user of the buffer need not query it.
                 self.end.is_complete().map(|_| ())
             }
             // A missing event proves nothing about the end.
@@ -221,7 +221,7 @@ impl WaiterProgress for InFlight {
     }
 }
 
-/// The prediction of an end. Few jobs are asked for it.
+/// The predicted end of a job. The range is computed on demand, because few jobs need it.
 #[derive(Debug)]
 pub(crate) struct DueTime {
     predicted_at: Instant,

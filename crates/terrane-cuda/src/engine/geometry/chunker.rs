@@ -43,7 +43,7 @@ const GROWTH: u64 = 4;
 /// The maximum number of bytes of a chunk that one launch copies, at most `limit`. The chunk has
 /// cells of these lengths.
 pub(crate) fn bytes_of_launch(limit: u64, cells: impl IntoIterator<Item = u64>) -> u64 {
-    /// A launch also has at most [`MOST`] tiles. A filled one has at least this many bytes.
+    /// A launch also has at most [`MOST`] tiles. A full tile has at least this many bytes.
     const LEAST_OF_TILE: u64 = 64;
     let shortest = cells.into_iter().fold(LEAST_OF_TILE, u64::min).max(1);
     limit.min(u64::from(MOST) * shortest)
@@ -95,7 +95,7 @@ impl Chunker {
                     before += size;
                     size *= GROWTH;
                 }
-                // The last one is short, so that its beginning announces the end.
+                // The last chunk is short: a thread that wakes at its start polls until its end.
                 let remaining = self.total - self.packed;
                 let size = size.min(self.largest);
                 if remaining > LAST_GROWING { size.min(remaining - LAST_GROWING) } else { size }

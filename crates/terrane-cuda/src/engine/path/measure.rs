@@ -83,7 +83,7 @@ fn shapes(path: CopyPath, all: u64) -> [Cells; 4] {
         CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => {
             [block, of(8, 1 << 20, all), of(32, 64 << 10, all), of(64, 2 << 10, all)]
         }
-        // Copies are counted in microseconds.
+        // Each copy of the driver takes microseconds, so a few of them suffice.
         CopyPath::Contiguous | CopyPath::CopyEach | CopyPath::Batched => {
             [nothing, of(1, 16 << 20, 1), of(32, 64 << 10, all), of(64, 4 << 10, all / 16)]
         }

@@ -147,7 +147,7 @@ impl DeviceEngine {
         })
     }
 
-    /// The properties that determine its cost.
+    /// The properties of a plan that determine its cost.
     fn shape(
         &self,
         plan: &TransferPlan,

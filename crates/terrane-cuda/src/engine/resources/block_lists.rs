@@ -44,7 +44,7 @@ struct RoomMemory {
     device: DeviceMemory,
 }
 
-/// The minimum size. It suffices for any transfer that its caller's thread submits.
+/// The minimum bytes of a room. They suffice for any transfer that a caller's thread submits.
 const LEAST: u64 = 128 << 10;
 /// The maximum number of pairs that a caller's thread lists, with two ids of four bytes each.
 pub(crate) const MAX_SMALL_PAIRS: u32 = 16 << 10;

@@ -20,7 +20,7 @@ use crate::runtime::stream::Stream;
 /// The locations of an endpoint's regions for a device.
 #[derive(Debug)]
 pub(crate) struct DeviceMapping {
-    /// For the driver's copies.
+    /// The base of each region for the driver's copies.
     copies: Box<[u64]>,
     /// Addresses at which a copy must be split, ascending; nearly always none.
     splits: Box<[u64]>,

@@ -335,8 +335,8 @@ pub(crate) enum StreamState {
     Unknown(CudaError),
 }
 
-/// The time of the first of the latest queries that the driver did not answer. A number of queries
-/// would depend on the thread, because some threads query much more often.
+/// The time since which the driver has answered no query. A time and not a count, because some
+/// threads query much more often than others.
 #[derive(Debug, Default)]
 pub(crate) struct UnansweredQueries(Option<Instant>);
 
@@ -348,7 +348,7 @@ impl UnansweredQueries {
     }
 }
 
-/// Sleeps between queries. Each sleep is longer than the one before.
+/// Sleeps between queries. Each sleep is twice as long as the one before, up to 10 ms.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff(u32);
 

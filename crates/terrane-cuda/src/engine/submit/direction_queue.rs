@@ -31,7 +31,7 @@ impl DirectionQueue {
 
     /// Adds a job to the count. Returns whether it is the only one of this direction.
     pub(crate) fn enter(self: &Arc<Self>) -> (QueueSlot, bool) {
-        // Relaxed, here and below: hints.
+        // Relaxed, here and below: the counts are hints.
         self.of_all.fetch_add(1, Ordering::Relaxed);
         let is_only = self.jobs.fetch_add(1, Ordering::Relaxed) == 0;
         (QueueSlot(Arc::clone(self)), is_only)

@@ -131,7 +131,7 @@ impl Launcher<'_> {
 const ID_BYTES: u64 = 4;
 
 /// Sets the blocks of at most `left` pairs, starting at `first`, as many as fit. Returns their
-/// number. The bases are those of consecutive pairs, starting at the chunk's first pair.
+/// number. In a packed end, pairs are consecutive, starting at the chunk's first pair.
 fn fill_blocks(
     arguments: &mut GridLaunch,
     chunk: &Chunk,

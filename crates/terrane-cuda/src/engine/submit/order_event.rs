@@ -131,7 +131,7 @@ impl OrderEvent {
         }
     }
 
-    /// Converts it to the order of another job, which owns it.
+    /// Converts this value to a device order, which owns it.
     pub(crate) fn into_order(self) -> DeviceOrder {
         let handle = self.event.transfer_handle();
         if self.stream.is_none() {

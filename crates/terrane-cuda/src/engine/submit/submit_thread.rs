@@ -181,7 +181,7 @@ impl SubmitThread {
     ///
     /// # Errors
     ///
-    /// No memory is left for a buffer, and the job cannot continue without one.
+    /// The errors of the driver. If only memory for a buffer is missing, the job continues without.
     fn make_room(&mut self, submission: &mut Submission) -> Result<(), CudaError> {
         self.retire_ended();
         let most = ByteCount::new(self.shared.options.scratch_buffers.get().max(2).into());

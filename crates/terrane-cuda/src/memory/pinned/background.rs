@@ -43,8 +43,7 @@ impl PinnedAllocator {
     /// - Dropping the memory during the background work stops that work, waits for the threads, and
     ///   unregisters the registered steps.
     ///
-    /// Memory that the driver itself allocates (registration off) is
-    /// ready when this returns.
+    /// Memory that the driver itself allocates (registration off) is ready when this returns.
     ///
     /// # Errors
     ///

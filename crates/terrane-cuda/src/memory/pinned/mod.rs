@@ -217,7 +217,7 @@ impl PinnedAllocator {
             return Ok(Err((reason, entry)));
         };
         let granted = memory.capabilities();
-        let (memory, go_on) = (Arc::new(memory), |ready| self.go_on(ready, length));
+        let (memory, go_on) = (Arc::new(memory), |ready| self.check_cancelled(ready, length));
         // SAFETY: the span is the memory's.
         let registered =
             unsafe { Registrations::new(&self.context, memory, (address, length), chunk, go_on) };
@@ -242,7 +242,7 @@ impl PinnedAllocator {
     }
 
     /// Returns an error if the caller has cancelled.
-    fn go_on(&self, ready: ByteCount, of: ByteCount) -> Result<(), CudaError> {
+    fn check_cancelled(&self, ready: ByteCount, of: ByteCount) -> Result<(), CudaError> {
         if self.progress.is_cancelled() {
             return Err(host_memory(StorageError::Cancelled { ready, of }));
         }
@@ -258,7 +258,7 @@ impl PinnedAllocator {
         let Limits { alignment, granule, .. } = self.limits();
         let length = request.bytes.align_up(granule)?;
         let alignment = request.alignment.max(alignment);
-        self.go_on(ByteCount::ZERO, length)?;
+        self.check_cancelled(ByteCount::ZERO, length)?;
         let entry = entry.unwrap_or_else(|| self.progress.enter(length));
         let allocation = HostAllocation::new(&self.context, length, alignment)?;
         let address = allocation.first;

@@ -39,7 +39,7 @@ pub(super) const LARGEST_REGISTRATION: ByteCount = ByteCount::gib(64);
 
 impl Default for PinnedOptions {
     /// Transparent huge pages near the device, touched by all processors of its node. They are
-    /// registered in chunks of at most 64 GiB, which split no unit of the request, or no 2 MiB.
+    /// registered in chunks of at most 64 GiB, which split no unit of the request (or of 2 MiB).
     /// Background preparation uses steps of 512 MiB.
     fn default() -> Self {
         Self {

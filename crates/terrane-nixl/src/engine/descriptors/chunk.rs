@@ -53,8 +53,8 @@ impl RequestLimits {
         Self { bytes, descriptors }
     }
 
-    /// The chunk that begins at `from`; `None` at the end of the plan. In a layer-by-layer plan it ends
-    /// with its layer.
+    /// The chunk that begins at `from`; `None` at the end of the plan. In a layer-by-layer plan it
+    /// ends with its layer.
     pub(in crate::engine) fn chunk(
         self,
         plan: &TransferPlan,

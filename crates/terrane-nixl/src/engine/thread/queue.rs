@@ -21,7 +21,7 @@ pub(in crate::engine) struct Queue {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<QueuedJob>,
-    /// A thread that advanced a transfer has stopped.
+    /// Another thread has requested a poll of all transfers.
     is_woken: bool,
     /// The engine has dropped.
     is_closed: bool,
@@ -73,13 +73,13 @@ impl Queue {
         self.changed.notify_one();
     }
 
-    /// No more jobs are submitted.
+    /// Records that the engine has dropped, so no more jobs are submitted.
     pub(in crate::engine) fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_one();
     }
 
-    /// The engine's thread accepts no more jobs.
+    /// Drops the queued jobs, and makes `push` drop later ones.
     fn stop(&self) {
         let mut state = self.lock();
         state.has_stopped = true;
@@ -92,8 +92,8 @@ impl Queue {
         lock(&self.state)
     }
 
-    /// Takes the queued jobs. Waits for them at most this long; `None` has no limit. The close is
-    /// reported once, to a caller that does not know of it yet.
+    /// Takes the queued jobs. Waits for them at most this long; `None` has no limit. A close ends
+    /// the wait, unless the caller knows of it.
     pub(super) fn take(&self, delay: Option<Duration>, knows_of_close: bool) -> QueueContents {
         let nothing = |state: &mut State| {
             state.jobs.is_empty() && !state.is_woken && (knows_of_close || !state.is_closed)

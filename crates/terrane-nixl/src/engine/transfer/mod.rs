@@ -243,7 +243,7 @@ impl NixlTransfer {
         }
     }
 
-    /// Converts NIXL's refusal to a failure.
+    /// Converts NIXL's refusal to a failure. Poisons the peer, unless only a preparation failed.
     fn failed(
         &self,
         agent: &Agent,

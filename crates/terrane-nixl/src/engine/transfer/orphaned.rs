@@ -47,9 +47,9 @@ impl OrphanedRequests {
 impl Drop for OrphanedRequests {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
-        // Neither the memory nor the requests are released: some backends would free memory that the
-        // kernel still writes to. The requests also keep the peer from being loaded again. They are
-        // leaked before the trace, whose subscriber may panic.
+        // Neither the memory nor the requests are released: some backends would free memory that
+        // the kernel still writes to. The requests also keep the peer from being loaded again. They
+        // are leaked before the trace, whose subscriber may panic.
         let registrations = std::mem::take(&mut self.registrations);
         let leaked = ManuallyDrop::new((memory, registrations, self.peer.take()));
         let requests = self.requests.len();

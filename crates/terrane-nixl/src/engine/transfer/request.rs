@@ -39,7 +39,7 @@ pub(super) enum RequestState {
     ConnectionClosed,
 }
 
-/// The requests of several that have not ended.
+/// Which of a transfer's requests have not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Outstanding {
     /// None.

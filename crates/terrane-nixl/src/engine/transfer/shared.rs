@@ -108,8 +108,8 @@ impl SharedTransfer {
 
     /// Advances the transfer on the engine's thread, unless another thread does so now.
     pub(in crate::engine) fn advance_on_engine(&self, now: Instant) -> AdvanceResult {
-        // A request also sets the wake-up under the queue's lock, under which this thread has
-        // checked.
+        // A relaxed load suffices: a thread that requests this one then wakes it, under a lock that
+        // this thread takes before it advances.
         if let Some(until) = self.window_end().filter(|until| now < *until) {
             return AdvanceResult::LeftToSubmitter(until);
         }

@@ -101,7 +101,7 @@ impl<'a> Metadata<'a> {
             if connections.iter().any(|known| known.backend == backend) {
                 return Err(at);
             }
-            let data = input.some(b"c", "data of a connection")?;
+            let data = input.non_empty(b"c", "data of a connection")?;
             connections.push(ConnectionInfo { backend, data });
         }
         input.exactly(b"", b"MemSection", "`MemSection`")?;
@@ -208,7 +208,11 @@ impl<'a> Input<'a> {
         read(self.item(tag, expected)?).ok_or(at)
     }
 
-    fn some(&mut self, tag: &[u8], expected: &'static str) -> Result<&'a [u8], MalformedMetadata> {
+    fn non_empty(
+        &mut self,
+        tag: &[u8],
+        expected: &'static str,
+    ) -> Result<&'a [u8], MalformedMetadata> {
         self.parsed(tag, expected, |value| (!value.is_empty()).then_some(value))
     }
 

@@ -22,8 +22,8 @@ const MIN_CHUNK: usize = 64 << 20;
 /// The largest chunk: the kernel's limit of a registered buffer.
 const MAX_CHUNK: usize = 1 << 30;
 
-/// The chunks of a memory have so many times the span of its first request, up to [`MAX_CHUNK`]. Few
-/// requests then cross the end of a chunk.
+/// A chunk of a memory is this many times as long as the span of the memory's first request, at
+/// most [`MAX_CHUNK`]. Few requests then cross the end of a chunk.
 const SPANS: usize = 16;
 
 /// Below this number of chunks, none are removed.
@@ -90,7 +90,7 @@ impl IoRegistration {
         }
     }
 
-    /// Whether the queue may register so many bytes more.
+    /// Whether the queue may register this many more bytes.
     #[must_use]
     pub fn has_room_for(&self, bytes: ByteCount) -> bool {
         let limit = lock(&self.outcome).limit;
@@ -132,7 +132,7 @@ impl Registrar {
     }
 
     /// The index of the registered buffer that contains all of these ranges of `memory`. Registers
-    /// a buffer once that pays.
+    /// a chunk after as many bytes of it have been used as it has.
     pub(in crate::queue) fn find(
         &mut self,
         memory: &IoMemory,

@@ -32,7 +32,7 @@ struct TableState {
     free: Vec<u16>,
 }
 
-/// Why a buffer was not registered.
+/// The reason why a buffer was not registered.
 pub(super) enum NotRegistered {
     /// All entries are in use.
     Full,

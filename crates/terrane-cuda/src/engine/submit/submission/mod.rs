@@ -349,14 +349,14 @@ impl Submission {
         }
     }
 
-    /// Sets the work before the end of a job that copies nothing.
+    /// Makes a job that copies nothing end when its order is satisfied.
     pub(crate) fn end_with(&mut self, order_event: OrderEvent) {
         let (event, stream) = order_event.into_parts();
         self.marks.push((event, 0));
         stream.into_iter().for_each(|stream| self.streams.push(stream));
     }
 
-    /// All chunks have been submitted.
+    /// Converts a job whose chunks are all submitted. The error is a job without any work.
     pub(crate) fn into_in_flight(
         self,
         shared: &Shared,

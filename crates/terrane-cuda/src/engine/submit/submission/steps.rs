@@ -287,8 +287,7 @@ pub(crate) struct SubmittedStep {
     pub(crate) layers: u32,
 }
 
-/// The number of layers that are complete with this
-/// chunk.
+/// The number of layers that are complete with this chunk.
 fn layers_up_to(grids: &[CopyGrid], plan: &TransferPlan, chunk: &Chunk) -> u32 {
     // All grids have the layers of the transfer.
     let layers = grids.first().map_or(1, |grid| grid.layers);

@@ -41,7 +41,7 @@ use list::{ListKey, PreparedList};
 pub(in crate::engine) struct PreparedLists {
     /// The maximum number of pieces in a list.
     max_pieces: u64,
-    /// The multiple of its length that must be listed before it is prepared.
+    /// A list is prepared once requests have listed this multiple of its length without it.
     threshold: u64,
     ends: Mutex<FxHashMap<EndKey, EndLists>>,
 }
