@@ -123,7 +123,10 @@ impl DiskCase {
                     let ended = thread
                         .join()
                         .unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked")));
-                    ended.map_err(|source| Failure::Read { path: path.clone(), source })?;
+                    ended.map_err(|source| match is_write {
+                        true => Failure::Write { path: path.clone(), source },
+                        false => Failure::Read { path: path.clone(), source },
+                    })?;
                 }
                 Ok(())
             })
@@ -143,7 +146,13 @@ fn open(path: &Path) -> Result<File, Failure> {
     let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).unwrap_or(0);
     let mut options = OpenOptions::new();
     options.read(true).write(true);
-    let opened = options.clone().custom_flags(direct).open(path).or_else(|_| options.open(path));
+    let opened = match options.clone().custom_flags(direct).open(path) {
+        // The file system has no direct I/O. The engine's file is buffered then, too.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
+            options.open(path)
+        }
+        opened => opened,
+    };
     opened.map_err(|source| Failure::Read { path: path.to_owned(), source })
 }
 

@@ -34,10 +34,10 @@ use crate::register::registration::RegistrationRecord;
 ///    the same values.
 /// 2. The span of `length` bytes from `location` is valid for reads and writes. Host addresses are
 ///    mapped readable and writable. Device addresses belong to a live allocation. File descriptors
-///    are open for reading and writing, and the file is at least that long at that offset. If
-///    other code truncates the file, readers get a typed error. For a peer's memory, the
-///    peer's statement of its registrations is enough. If the peer no longer has the memory, a copy
-///    ends with a typed error.
+///    are open for reading, and for writing unless a write may fail with a typed error. The file
+///    is at least that long at that offset. If other code truncates the file, readers get a typed
+///    error. For a peer's memory, the peer's statement of its registrations is enough. If the peer
+///    no longer has the memory, a copy ends with a typed error.
 /// 3. Moving the value does not move the bytes.
 /// 4. Host bytes are initialised. Bytes that the kernel zeroed are initialised.
 /// 5. Only users of this value's location, synchronised among themselves, access the bytes. A

@@ -394,7 +394,9 @@ impl Drop for Shared {
         let events = self.idle_events.take_all();
         let destroyed = self.bound(|functions| {
             for event in events {
-                event.destroy(functions)?;
+                if let Err(error) = event.destroy(functions) {
+                    note_failed_drop(self, &error);
+                }
             }
             Ok(())
         });

@@ -274,7 +274,8 @@ impl<'a> Fields<'a> {
     /// A field of the language model's own object, or of an object within it. `None` if absent or
     /// null.
     pub fn own(&self, name: &str) -> Option<&'a Value> {
-        let (_, object) = self.objects.first()?;
+        // Some families have no field for a value.
+        let (_, object) = self.objects.first().filter(|_| !name.is_empty())?;
         let value = match name.split_once('.') {
             None => object.get(name)?,
             Some((outer, inner)) => object.get(outer)?.as_object()?.get(inner)?,

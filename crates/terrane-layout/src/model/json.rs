@@ -34,7 +34,10 @@ fn without_words(json: &[u8]) -> Cow<'_, [u8]> {
         }
         if *byte == b'"' {
             in_string = !in_string;
-        } else if !in_string && let Some(word) = WORDS.iter().find(|word| rest.starts_with(word)) {
+        } else if !in_string
+            && !text.last().is_some_and(|&last| is_of_number(last))
+            && let Some(word) = WORDS.iter().find(|word| rest.starts_with(word))
+        {
             // `NaN` is shorter than `null`, so a number replaces it.
             let stand_in: &[u8] = if word.len() < 4 { b"0" } else { b"null" };
             text.extend_from_slice(stand_in);
@@ -46,6 +49,11 @@ fn without_words(json: &[u8]) -> Cow<'_, [u8]> {
         rest = after;
     }
     Cow::Owned(text)
+}
+
+/// Whether a word behind this byte would continue a number, such as in `1NaN`.
+fn is_of_number(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'+' | b'-')
 }
 
 #[cfg(test)]
@@ -62,5 +70,8 @@ mod tests {
         assert_eq!(without_words(json).len(), json.len());
         assert!(super::object(br#"{"a": "Infinity"#).is_err());
         assert!(super::object(b"{Infinity").is_err());
+        for invalid in [br#"{"a": 1NaN}"#.as_slice(), br#"{"a": 1.Infinity}"#, br#"{"a": +NaN}"#] {
+            assert!(super::object(invalid).is_err(), "{}", invalid.escape_ascii());
+        }
     }
 }

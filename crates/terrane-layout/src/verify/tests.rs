@@ -66,6 +66,14 @@ fn every_kind_passes_and_accounts_for_every_byte() {
 }
 
 #[test]
+fn the_padding_of_a_config_is_no_hole_for_regions_at_any_address() {
+    let [first, ..] = LayoutKind::ALL;
+    let geometry = geometry(first, Alignment::SECTOR).with_block_alignment(Alignment::BYTE);
+    let places = |piece| Some(place(&geometry, piece));
+    assert!(verify_map(&geometry, &extents(&geometry, 0), places).unwrap().padding.get() > 0);
+}
+
+#[test]
 fn a_shift_by_one_byte_is_an_overlap() {
     for geometry in LayoutKind::ALL.map(|kind| geometry(kind, Alignment::BYTE)) {
         let back = with_fault(&geometry, FAULT, |p| Some(Position { start: p.start - 1, ..p }));

@@ -62,7 +62,9 @@ impl Walk {
             regions,
             // Free strides may leave gaps of any length.
             largest_padding: match geometry.origin() {
-                Some(_) => geometry.block_alignment().get() - 1,
+                Some((config, _)) => {
+                    config.block_alignment().max(geometry.block_alignment()).get() - 1
+                }
                 None => u64::MAX,
             },
             latest: 0,

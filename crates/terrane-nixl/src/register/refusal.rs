@@ -44,7 +44,8 @@ pub enum Refusal {
     /// NIXL would not find all bytes of one of two registrations that overlap, so the backend was
     /// not called. NIXL finds a registration only by the last start at or before the bytes.
     #[error(
-        "NIXL would not find all bytes of {requested} and of {registered}, which is in use; register the          longer span first and keep its registration, or drop that of the shorter span"
+        "NIXL would not find all bytes of {requested} and of {registered}, which is in use; register \
+         the longer span first and keep its registration, or drop that of the shorter span"
     )]
     Overlap {
         /// The requested registration.

@@ -40,7 +40,7 @@ pub(crate) struct JobSums {
     /// Whether its stream has been chosen.
     pub(crate) has_stream: bool,
     /// The memory of the tables.
-    room: Option<BlockLists>,
+    memory: Option<BlockLists>,
     tables: Option<SumTables>,
     /// The pairs whose sums are submitted.
     summed: u32,
@@ -105,7 +105,7 @@ impl JobSums {
             is_in_order,
             waits: false,
             has_stream: false,
-            room: None,
+            memory: None,
             tables: None,
             summed: 0,
             fetched: None,
@@ -126,11 +126,11 @@ impl JobSums {
 
     /// Takes memory for the tables, if some is unused. Returns whether the job has it.
     pub(crate) fn has_room(&mut self, lists: &Arc<ListPool>) -> bool {
-        if self.room.is_none() {
+        if self.memory.is_none() {
             let bytes = SumTables::bytes(&self.shape, index(self.pairs), self.launch);
-            self.room = lists.take(bytes);
+            self.memory = lists.take(bytes);
         }
-        self.room.is_some()
+        self.memory.is_some()
     }
 
     /// Copies the tables to the device.
@@ -162,9 +162,9 @@ impl JobSums {
                     }
                     _ => error,
                 });
-            self.room = Some(tables_memory?);
+            self.memory = Some(tables_memory?);
         }
-        let memory = self.room.as_ref().and_then(BlockLists::memory);
+        let memory = self.memory.as_ref().and_then(BlockLists::memory);
         let (host, device) = memory.ok_or_else(missing)?;
         let (from, to) = (host.location(), device.location());
         let numbers = from.as_host().ok_or_else(missing)?.as_ptr().cast::<u64>();
@@ -214,7 +214,7 @@ impl JobSums {
         ctas: u32,
     ) -> Result<(), CudaError> {
         let missing = || CudaError::NotReached { device: stream.context().device().id };
-        let memory = self.room.as_ref().and_then(BlockLists::memory);
+        let memory = self.memory.as_ref().and_then(BlockLists::memory);
         let (Some(tables), Some((_, device))) = (&self.tables, memory) else {
             return Err(missing());
         };
@@ -239,13 +239,13 @@ impl JobSums {
     /// The driver's.
     pub(crate) fn fetch(&mut self, stream: &Stream) -> Result<(), CudaError> {
         let missing = || CudaError::NotReached { device: stream.context().device().id };
-        let memory = self.room.as_ref().and_then(BlockLists::memory);
+        let memory = self.memory.as_ref().and_then(BlockLists::memory);
         let (Some(tables), Some((host, device))) = (&self.tables, memory) else {
             return Err(missing());
         };
         let behind = ByteCount::from_usize(size_of_val(&*tables.numbers));
         let to = host.location().checked_add(behind).ok_or_else(missing)?;
-        // SAFETY: the room has as many bytes behind the tables, and lives until the job has ended.
+        // SAFETY: the memory has as many bytes behind the tables, and lives until the job has ended.
         unsafe { stream.copy(device.location(), to, tables.sum_bytes()) }?;
         self.fetched = Some(Event::queried_after(stream)?);
         Ok(())
@@ -266,7 +266,7 @@ impl JobSums {
 
     /// Sets the checksums of a job whose work has ended. Without fetched sums it sets none.
     pub(crate) fn set(&self, job: &CopyJob) {
-        let memory = self.room.as_ref().and_then(BlockLists::memory);
+        let memory = self.memory.as_ref().and_then(BlockLists::memory);
         let (Some(tables), Some((host, _)), Some(_)) = (&self.tables, memory, &self.fetched) else {
             return;
         };

@@ -109,8 +109,8 @@ fn measure(context: &Context, mut options: CalibrationOptions) -> Result<Calibra
     // Each shape gets at least a few blocks.
     options.bytes = options.bytes.max(ByteCount::mib(1));
     options.engine.learns = false;
-    let room = options.bytes.checked_mul("ends", 2)?;
-    let request = RegionRequest::new(room).aligned_to(Alignment::PAGE).labelled("calibration");
+    let bytes = options.bytes.checked_mul("ends", 2)?;
+    let request = RegionRequest::new(bytes).aligned_to(Alignment::PAGE).labelled("calibration");
     let device = DeviceAllocator::new(context);
     let bench = Bench {
         engine: Arc::new(DeviceEngine::new(context, options.engine.clone())?),

@@ -22,62 +22,63 @@ pub(crate) struct ListPool {
     /// The driver copies pinned memory asynchronously. With other memory it blocks the caller's
     /// thread until it has read the memory.
     pinned: PinnedAllocator,
-    free_rooms: Mutex<FreeRooms>,
+    free_memory: Mutex<FreeMemory>,
 }
 
 #[derive(Debug, Default)]
-struct FreeRooms {
-    free: Vec<Room>,
+struct FreeMemory {
+    free: Vec<ListMemory>,
     /// Rooms above the limit, and very large ones. A thread of the engine frees them, because a
     /// free waits for the device.
-    surplus: Vec<Room>,
+    surplus: Vec<ListMemory>,
 }
 
 /// Pinned memory in which lists are written, and the device memory that they are copied to.
 #[derive(Debug)]
-struct Room(Box<RoomMemory>);
+struct ListMemory(Box<HostAndDevice>);
 
 /// Boxed, because each transfer moves its lists several times, and few transfers have lists.
 #[derive(Debug)]
-struct RoomMemory {
+struct HostAndDevice {
     host: PinnedMemory,
     device: DeviceMemory,
 }
 
-/// The minimum bytes of a room. They suffice for any transfer that a caller's thread submits.
+/// The minimum bytes of a list memory. They suffice for any transfer that a caller's thread submits.
 const LEAST: u64 = 128 << 10;
 /// The maximum number of pairs that a caller's thread lists, with two ids of four bytes each.
 pub(crate) const MAX_SMALL_PAIRS: u32 = 16 << 10;
-/// The number of rooms that are kept: more than there are large kernels at a time.
+/// The number of list memories that are kept: more than there are large kernels at a time.
 const MAX_FREE: usize = 8;
-/// The bytes of the largest room that is kept: lists of half a million pairs, or the tables of the
+/// The bytes of the largest list memory that is kept: lists of half a million pairs, or the tables of the
 /// checksums of a hundred thousand. The allocation of a larger one is short beside its transfer.
 const LARGEST_FREE: u64 = 4 << 20;
 
 impl ListPool {
     pub(crate) fn new(context: &Context) -> Result<Arc<Self>, CudaError> {
-        // The driver rounds smaller allocations up to about this size.
+        // These pieces are small, and few are allocated, so the driver's own allocator is fast enough.
         let options = PinnedOptions { registration: Requirement::Off, ..PinnedOptions::default() };
         let pinned = PinnedAllocator::new(context, options)?;
         let device = DeviceAllocator::new(context);
-        let pool = Arc::new(Self { device, pinned, free_rooms: Mutex::default() });
-        // Without memory now, the first transfer that needs a room allocates one.
+        let pool = Arc::new(Self { device, pinned, free_memory: Mutex::default() });
+        // Without memory now, the first transfer that needs list memory allocates it.
         let first = pool.make(ByteCount::ZERO).ok();
-        pool.free_rooms().free.extend(first);
+        pool.free_memory().free.extend(first);
         Ok(pool)
     }
 
     /// Room for lists of this size, if some is unused.
     pub(crate) fn take(self: &Arc<Self>, bytes: ByteCount) -> Option<BlockLists> {
-        let mut free_rooms = self.free_rooms();
-        let fitting = free_rooms.free.iter().enumerate().filter(|(_, room)| room.bytes() >= bytes);
-        let smallest = fitting.min_by_key(|(_, room)| room.bytes()).map(|(number, _)| number);
-        let room = smallest.map(|number| free_rooms.free.swap_remove(number))?;
-        drop(free_rooms);
-        Some(self.lend(room))
+        let mut free_memory = self.free_memory();
+        let fitting =
+            free_memory.free.iter().enumerate().filter(|(_, memory)| memory.bytes() >= bytes);
+        let smallest = fitting.min_by_key(|(_, memory)| memory.bytes()).map(|(number, _)| number);
+        let memory = smallest.map(|number| free_memory.free.swap_remove(number))?;
+        drop(free_memory);
+        Some(self.lend(memory))
     }
 
-    /// Like `take`, but allocates a room if none is unused. The allocation is a slow driver call.
+    /// Like `take`, but allocates memory if none is unused. The allocation is a slow driver call.
     ///
     /// # Errors
     ///
@@ -88,49 +89,49 @@ impl ListPool {
     ) -> Result<BlockLists, CudaError> {
         match self.take(bytes) {
             Some(lists) => Ok(lists),
-            None => self.make(bytes).map(|room| self.lend(room)),
+            None => self.make(bytes).map(|memory| self.lend(memory)),
         }
     }
 
-    fn lend(self: &Arc<Self>, room: Room) -> BlockLists {
-        BlockLists { addresses: [0; 2], room: Some(room), pool: Arc::clone(self) }
+    fn lend(self: &Arc<Self>, memory: ListMemory) -> BlockLists {
+        BlockLists { addresses: [0; 2], memory: Some(memory), pool: Arc::clone(self) }
     }
 
-    fn make(&self, bytes: ByteCount) -> Result<Room, CudaError> {
-        let room = ByteCount::new(bytes.get().max(LEAST).next_power_of_two());
+    fn make(&self, bytes: ByteCount) -> Result<ListMemory, CudaError> {
+        let memory = ByteCount::new(bytes.get().max(LEAST).next_power_of_two());
         let request =
-            RegionRequest::new(room).labelled("block ids and checksum tables of the copy engine");
+            RegionRequest::new(memory).labelled("block ids and checksum tables of the copy engine");
         let device = self.device.allocate_memory(&request)?;
         let host = self.pinned.allocate_memory(&request)?;
-        Ok(Room(Box::new(RoomMemory { host, device })))
+        Ok(ListMemory(Box::new(HostAndDevice { host, device })))
     }
 
-    /// Takes a room back. If there are too many, the smallest is removed, because a larger one can
+    /// Takes memory back. If there is too much, the smallest is removed, because a larger one can
     /// replace it. A very large one is not kept.
-    fn keep(&self, room: Room) {
-        let mut free_rooms = self.free_rooms();
-        if room.bytes().get() > LARGEST_FREE {
-            return free_rooms.surplus.push(room);
+    fn keep(&self, memory: ListMemory) {
+        let mut free_memory = self.free_memory();
+        if memory.bytes().get() > LARGEST_FREE {
+            return free_memory.surplus.push(memory);
         }
-        free_rooms.free.push(room);
-        if free_rooms.free.len() > MAX_FREE {
-            let all = free_rooms.free.iter().enumerate();
-            if let Some((smallest, _)) = all.min_by_key(|(_, room)| room.bytes()) {
-                let surplus = free_rooms.free.swap_remove(smallest);
-                free_rooms.surplus.push(surplus);
+        free_memory.free.push(memory);
+        if free_memory.free.len() > MAX_FREE {
+            let all = free_memory.free.iter().enumerate();
+            if let Some((smallest, _)) = all.min_by_key(|(_, memory)| memory.bytes()) {
+                let surplus = free_memory.free.swap_remove(smallest);
+                free_memory.surplus.push(surplus);
             }
         }
     }
 
-    /// Frees the excess rooms. Only for threads that may wait for the device.
+    /// Frees the excess memory. Only for threads that may wait for the device.
     pub(crate) fn free_surplus(&self) {
-        let surplus = std::mem::take(&mut self.free_rooms().surplus);
+        let surplus = std::mem::take(&mut self.free_memory().surplus);
         // Without the lock.
         drop(surplus);
     }
 
-    fn free_rooms(&self) -> MutexGuard<'_, FreeRooms> {
-        lock(&self.free_rooms)
+    fn free_memory(&self) -> MutexGuard<'_, FreeMemory> {
+        lock(&self.free_memory)
     }
 }
 
@@ -140,7 +141,7 @@ pub(crate) fn list_bytes(blocks: [&[u32]; 2]) -> ByteCount {
     ByteCount::from_usize(sources + destinations)
 }
 
-impl Room {
+impl ListMemory {
     fn bytes(&self) -> ByteCount {
         self.0.device.length().min(self.0.host.length())
     }
@@ -151,14 +152,14 @@ impl Room {
 pub(crate) struct BlockLists {
     /// The ids of the source's blocks, and of the destination's.
     pub(crate) addresses: [u64; 2],
-    room: Option<Room>,
+    memory: Option<ListMemory>,
     pool: Arc<ListPool>,
 }
 
 impl BlockLists {
     /// The memory of the lists, which other tables of a job use too.
     pub(crate) fn memory(&self) -> Option<(&PinnedMemory, &DeviceMemory)> {
-        self.room.as_ref().map(|Room(room)| (&room.host, &room.device))
+        self.memory.as_ref().map(|ListMemory(memory)| (&memory.host, &memory.device))
     }
 
     /// Copies the block ids of both ends to the device's memory, in the order of `reader`. The
@@ -169,8 +170,10 @@ impl BlockLists {
     /// The driver's.
     pub(crate) fn fill(&mut self, blocks: [&[u32]; 2], reader: &Stream) -> Result<(), CudaError> {
         let device = reader.context().device().id;
-        let Some(Room(room)) = &self.room else { return Err(CudaError::NotReached { device }) };
-        let (from, to) = (room.host.location(), room.device.location());
+        let Some(ListMemory(memory)) = &self.memory else {
+            return Err(CudaError::NotReached { device });
+        };
+        let (from, to) = (memory.host.location(), memory.device.location());
         let Some(at) = from.as_host() else { return Err(CudaError::NotReached { device }) };
         let at = at.as_ptr().cast::<u32>();
         let [sources, destinations] = blocks;
@@ -184,7 +187,7 @@ impl BlockLists {
         // SAFETY: both live until the transfer has ended, which is after this copy, and nothing
         // else uses them.
         unsafe { reader.copy(from, to, list_bytes(blocks)) }?;
-        let first = room.device.address().get();
+        let first = memory.device.address().get();
         self.addresses = [first, first + to_u64(size_of_val(sources))];
         Ok(())
     }
@@ -192,9 +195,9 @@ impl BlockLists {
 
 impl Drop for BlockLists {
     fn drop(&mut self) {
-        let Some(room) = self.room.take() else { return };
-        if !room.0.device.context().driver().is_of_parent() {
-            self.pool.keep(room);
+        let Some(memory) = self.memory.take() else { return };
+        if !memory.0.device.context().driver().is_of_parent() {
+            self.pool.keep(memory);
         }
     }
 }

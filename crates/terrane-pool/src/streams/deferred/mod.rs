@@ -31,8 +31,13 @@ impl FencePool {
             Some(fence) => fence,
             None => self.source.create()?,
         };
-        fence.record(stream)?;
-        Ok(fence)
+        match fence.record(stream) {
+            Ok(()) => Ok(fence),
+            Err(error) => {
+                self.idle.lock().push(fence);
+                Err(error)
+            }
+        }
     }
 }
 

@@ -52,7 +52,7 @@ impl fmt::Display for RelaySlots {
         let Self { held, most, refused, orphaned } = self;
         write!(
             f,
-            "{held} of {most} slots; {refused} more refused by the allocator, {orphaned} owned by \
+            "{held} of {most} slots; {refused} more refused by the allocator, {orphaned} given to \
              orphaned copies"
         )
     }
@@ -185,8 +185,11 @@ impl BounceSlots {
         // Dropping an endpoint may free memory, so no drop happens under the lock.
         let mut quoted = lock(&self.quoted).take();
         let endpoint = cached(&mut quoted, &first, geometry)?;
-        let replaced = std::mem::replace(&mut *lock(&self.quoted), quoted);
-        drop(replaced);
+        let state = lock(&self.state);
+        if state.first.same_memory(&first) {
+            std::mem::swap(&mut *lock(&self.quoted), &mut quoted);
+        }
+        drop((state, quoted));
         Ok(endpoint)
     }
 }

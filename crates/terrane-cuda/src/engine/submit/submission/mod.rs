@@ -39,8 +39,8 @@ pub(crate) struct Submission {
     scratch: Option<Scratch>,
     /// The block lists for the kernels, if a launch does not carry them.
     lists: Option<BlockLists>,
-    /// The room for these lists, before they are written.
-    room: Option<BlockLists>,
+    /// The memory of these lists, before they are written.
+    list_memory: Option<BlockLists>,
     /// The checksums, if some are requested.
     sums: Option<Box<JobSums>>,
     job: CopyJob,
@@ -101,7 +101,7 @@ impl Submission {
             streams: JobStreams::default(),
             scratch: None,
             lists: None,
-            room: None,
+            list_memory: None,
             sums: JobSums::of(shared, &job, direction, || steps.order(&grids)),
             count: None,
             job,
@@ -258,12 +258,12 @@ impl Submission {
     /// allocation.
     pub(crate) fn has_resources(&mut self, shared: &Shared) -> bool {
         let wants_lists = matches!(self.steps, Steps::Kernels { lists: true, .. });
-        if wants_lists && self.room.is_none() {
+        if wants_lists && self.list_memory.is_none() {
             let plan = self.job.plan();
             let bytes = list_bytes([plan.source_blocks(), plan.destination_blocks()]);
-            self.room = shared.lists.take(bytes);
+            self.list_memory = shared.lists.take(bytes);
         }
-        (!wants_lists || self.room.is_some()) && self.has_room_for_sums(shared)
+        (!wants_lists || self.list_memory.is_some()) && self.has_room_for_sums(shared)
     }
 
     /// Whether all chunks have been submitted.

@@ -147,11 +147,11 @@ impl Submission {
             return Ok(());
         };
         let blocks = [plan.source_blocks(), plan.destination_blocks()];
-        let room = match self.room.take() {
-            Some(room) => Ok(room),
+        let lists = match self.list_memory.take() {
+            Some(lists) => Ok(lists),
             None => shared.lists.take_or_allocate(list_bytes(blocks)),
         };
-        let filled = room.and_then(|mut room| room.fill(blocks, stream).map(|()| room));
+        let filled = lists.and_then(|mut lists| lists.fill(blocks, stream).map(|()| lists));
         match filled {
             Ok(lists) => self.lists = Some(lists),
             Err(error) if error.is_context_lost() => return Err(error),

@@ -87,6 +87,8 @@ impl<W: Write> Drop for TracedBlock<W> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
     use super::*;
     use terrane_testkit::simulated::{Simulated, SimulatedOptions};
 
@@ -115,6 +117,30 @@ mod tests {
                 (TraceAction::Free, pointer, 60, 7),
             ]
         );
+    }
+
+    #[derive(Clone, Debug)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_last_handle_writes_the_remaining_rows() {
+        let log = Shared(Arc::default());
+        let upstream = Simulated::new(SimulatedOptions::default());
+        let source = Trace::new(upstream, TraceSink::new(log.clone()));
+        let held = source.allocate(&RegionRequest::new(ByteCount::new(1))).unwrap();
+        drop(source);
+        assert!(log.0.lock().unwrap().is_empty());
+        drop(held);
+        assert_eq!(TraceReader::new(&**log.0.lock().unwrap()).unwrap().count(), 2);
     }
 
     #[derive(Debug)]

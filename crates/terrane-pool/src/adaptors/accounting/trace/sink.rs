@@ -14,7 +14,7 @@ use crate::sync::{Mutex, yield_now};
 ///
 /// Rows are buffered, and written about 64 KiB at a time. [`flush`](Self::flush) and
 /// [`finish`](Self::finish) write the remaining rows and report lost ones. Dropping the last handle
-/// does not write them. The writer is called without a lock, because it may use memory that is
+/// writes them too, and reports nothing. The writer is called without a lock, because it may use memory that is
 /// traced; it must not call `flush`, which waits until no thread is writing.
 pub struct TraceSink<W: Write>(Arc<Mutex<Log<W>>>);
 
@@ -54,6 +54,14 @@ impl<W: Write> Log<W> {
         let writer = self.writer.take()?;
         let (rows, count) = (mem::take(&mut self.rows), mem::take(&mut self.count));
         Some(Chunk { writer, rows, count })
+    }
+}
+
+impl<W: Write> Drop for Log<W> {
+    fn drop(&mut self) {
+        if let Some(mut writer) = self.writer.take().filter(|_| !self.rows.is_empty()) {
+            let _ = writer.write_all(&self.rows).and_then(|()| writer.flush());
+        }
     }
 }
 
@@ -133,7 +141,7 @@ impl<W: Write> TraceSink<W> {
     /// [`TraceError::Write`] as from [`flush`](Self::flush).
     pub fn finish(self) -> Result<Option<W>, TraceError> {
         self.flush()?;
-        Ok(Arc::into_inner(self.0).and_then(|log| log.into_inner().writer))
+        Ok(Arc::into_inner(self.0).and_then(|log| log.into_inner().writer.take()))
     }
 }
 
