@@ -36,9 +36,10 @@ struct Cli {
 enum Task {
     /// Runs the whole gate and stops at the first step that fails
     ///
-    /// After the first four steps, two run at a time. Each step prints its name and its time. A failed
-    /// step prints the command that repeats it. The last line is `N passed, N failed, N skipped`, the
-    /// sum over all test runners. The lines above it name every skipped test with its reason.
+    /// After the first four steps, two run at a time. Each step prints its name and its time. A
+    /// failed step prints the command that repeats it. The last line is
+    /// `N passed, N failed, N skipped`, the sum over all test runners. The lines above it name
+    /// every skipped test with its reason.
     Ci(commands::ci::Arguments),
     /// Runs all tests of the workspace, doctests included, and counts them
     ///
@@ -56,12 +57,12 @@ enum Task {
     /// Prints one line per finding and fails if there is any. A test of the `xtask` crate runs the
     /// same checks:
     ///
-    /// - Crates depend only on lower levels and on the external crates that they own. They have at
-    ///   most three features. The facade without features needs at most 25 packages.
-    /// - Every file begins with `//!`, is no longer than the limit and has a `// SAFETY:` comment for
+    /// - Crates depend only on lower levels, and on no external crate that another crate owns. They
+    ///   have at most three features. The facade without features needs at most 25 packages.
+    /// - Every Rust file begins with `//!`, has at most 800 lines and a `// SAFETY:` comment for
     ///   every `unsafe`.
-    /// - There is no `todo!`, `dbg!`, `#[ignore]` without a reason, `cfg(test)` outside test modules
-    ///   or `ignore`d example.
+    /// - There is no `todo!`, `dbg!`, `#[ignore]` without a reason, `cfg(test)` outside test
+    ///   modules or `ignore`d example.
     /// - Every crate has its README, CHANGELOG and licences, and inherits the workspace's lints.
     ///   Published crates have the metadata of a package.
     /// - No page names an issue by its number alone, or a path of one machine.
@@ -71,7 +72,7 @@ enum Task {
     Tidy,
     /// Formats the workspace, or with --check only lists the files that are not formatted
     Fmt(commands::lint::FmtArguments),
-    /// Lints all targets with clippy, with default and with all features, and the Python files with ruff
+    /// Lints Python files with ruff, and Rust with clippy, with default and with all features
     Lint,
     /// Lints each library crate alone: without features, with the default ones, with each, with all
     Features,
@@ -82,8 +83,8 @@ enum Task {
     Compose,
     /// Builds the documentation of the workspace, warnings denied
     ///
-    /// Builds with all features. A crate whose `[package.metadata.docs.rs]` names fewer features is also
-    /// built as docs.rs builds it.
+    /// Builds with all features. A crate whose `[package.metadata.docs.rs]` names fewer features is
+    /// also built as docs.rs builds it.
     Doc(commands::doc::Arguments),
     /// Packages each published crate, and builds it from the package alone
     ///
@@ -109,25 +110,26 @@ enum Task {
     Kernels(commands::kernels::Action),
     /// Fetches the NIXL that Terrane is tested with, and libclang, to `target/nixl`
     ///
-    /// Both come from wheels on PyPI (98 MB, checked by hash). This needs `python3` with pip, of any
-    /// version. The bindings also need g++. Existing files are not fetched again. Other commands
-    /// fetch NIXL when they need it. With TERRANE_NIXL=system, no command fetches it. See
+    /// Both come from wheels on PyPI (98 MB, checked by hash). This needs `python3` with pip, of
+    /// any version. The bindings also need g++. Existing files are not fetched again. Other
+    /// commands fetch NIXL when they need it. With TERRANE_NIXL=system, no command fetches it. See
     /// docs/nixl.md.
     ///
-    /// `--with-verbs` runs the tests of NIXL with RDMA libraries from packages that are not installed.
-    /// `--bindings` checks `terrane-nixl` with the lowest and the highest supported `nixl-sys`. This takes
-    /// some minutes and is no step of the gate.
+    /// `--with-verbs` runs the tests of NIXL with RDMA libraries from packages that are not
+    /// installed. `--bindings` checks `terrane-nixl` with the lowest and the highest supported
+    /// `nixl-sys`. This takes some minutes and is no step of the gate.
     Nixl(commands::nixl::Arguments),
     /// Checks licences, bans and sources of all dependencies with cargo-deny
     ///
-    /// Uses `cargo-deny` from the PATH if it is recent enough. Otherwise it installs a pinned version
-    /// under `target/tools`. It does not check advisories: see docs/decisions/0001-tooling.md.
+    /// Uses `cargo-deny` from the PATH if it is recent enough. Otherwise it installs a pinned
+    /// version under `target/tools`. It does not check advisories: see
+    /// docs/decisions/0001-tooling.md.
     Deny,
     /// Runs the tests of crates with unsafe code under AddressSanitizer (needs a nightly toolchain)
     ///
-    /// Without a nightly toolchain the step is skipped. Two groups of tests are omitted. `compile_fail`
-    /// tests the messages of the stable compiler. `disk::crash` tests the store's catalog, which is safe
-    /// code, for minutes.
+    /// Without a nightly toolchain the step is skipped. Two groups of tests are omitted.
+    /// `compile_fail` tests the messages of the stable compiler. `disk::crash` tests the store's
+    /// catalog, which is safe code, for minutes.
     Asan,
     /// Exchanges tensors and arrays between Terrane and libraries from PyPI, in both directions
     ///
@@ -136,9 +138,9 @@ enum Task {
     Interop(commands::interop::Arguments),
     /// Builds the Python package as a wheel, and tests it in fresh environments
     ///
-    /// maturin is installed from PyPI to `target/python`. The tests run with `python3` and with the
-    /// newest other Python of this machine. `signatures` generates the tables of the engines'
-    /// interfaces.
+    /// maturin is installed from PyPI to `target/python`. The tests run with `python3`, and with
+    /// the newest Python of this machine if that is another version. `signatures` generates the
+    /// tables of the engines' interfaces.
     Python(commands::python::Arguments),
     /// Model-checks the crates with a `tests/loom.rs`, with a bounded number of preemptions
     Loom,
@@ -151,8 +153,8 @@ enum Task {
     Offload,
     /// Runs the examples with two processes, and checks that every byte is verified
     ///
-    /// Runs `two_processes`, `remote` in both directions, and `foreign` with a NIXL agent in Python. All
-    /// use real NIXL, which is fetched if necessary.
+    /// Runs `two_processes`, `remote` in both directions, and `foreign` with a NIXL agent in
+    /// Python. All use real NIXL, which is fetched if necessary.
     Remote,
     /// Runs pools and stacks of adaptors under random load, and checks that no byte is lost
     ///

@@ -81,8 +81,9 @@ impl Tally {
         Self { passed, failed, failures, skips }
     }
 
-    /// Returns every skip with its reason, the name of every failure, and then one line with the three
-    /// sums. The end of a long log is the part that is always kept, so failures are named there.
+    /// Returns every skip with its reason, the name of every failure, and then one line with the
+    /// three sums. The end of a long log is the part that is always kept, so failures are named
+    /// there.
     pub fn summary(&self) -> String {
         let mut text = String::new();
         for skip in &self.skips {

@@ -1,7 +1,7 @@
 """A pytest plugin that runs vLLM's own tests with Terrane's tier and manager instead of vLLM's.
 
-`TESTS` lists each test of the two files: whether it runs unchanged, with an adapted fixture, or why it does not apply.
-A test that is not listed fails the run.
+`FS_TIER` lists each test of the file tier: it runs unchanged or with an adapted fixture, or the reason why it does not
+apply. A test of that file that is not listed fails the run. `TIERING` lists only the manager's tests that do not apply.
 """
 
 import pytest

@@ -45,7 +45,7 @@ fn name(result: &BlockResult) -> &'static str {
 
 #[pymethods]
 impl Outcome {
-    /// The tag that was passed to the job with its queue; otherwise 0.
+    /// The tag that was passed to the job; 0 by default.
     #[getter]
     fn tag(&self) -> u64 {
         self.outcome.tag

@@ -50,7 +50,9 @@ use crate::tier::Tier;
 ///   it may be lost.
 /// - `manager`: the `Manager` that copies between memories. By default, the store creates one for the devices of its
 ///   groups and tiers.
-/// - `keep_keys`: stores the keys in memory, for `events`.
+/// - `keep_keys`: keeps the keys in memory, for `events` and for the checkpoints on disk.
+///
+/// When a store is freed, it is closed: its jobs have ten seconds to end, and are then cancelled.
 ///
 /// Raises `InUseError`, `NamespaceError` or `StoreError`.
 #[pyclass(frozen, weakref, module = "terrane_kv")]
@@ -188,7 +190,8 @@ impl Store {
     }
 
     /// Reads blocks into memory: one for each key, as writable `Blocks` or a list of writable buffers. The
-    /// destination must have the stored length. It does not wait for I/O. The options are those of `put`.
+    /// destination must have the stored length. It does not wait for I/O. The options are those of `put`; `durable` has
+    /// no effect.
     ///
     /// Each key has its own result: an absent or damaged block does not affect the others.
     ///
@@ -214,7 +217,8 @@ impl Store {
         Ok(Job::new(job?, own))
     }
 
-    /// Copies blocks to the fastest memory tier, so that a later get reads them from there.
+    /// Copies blocks to the fastest memory tier, so that a later get reads them from there. The options are those of
+    /// `put`, without `stream`; `durable` has no effect.
     #[pyo3(signature = (keys, **options))]
     fn promote(
         &self,
@@ -229,7 +233,8 @@ impl Store {
         Ok(Job::new(job.map_err(|error| errors::exception(&error))?, own))
     }
 
-    /// Removes keys. They are absent when this returns. The job ends when the removal survives a restart.
+    /// Removes keys. They are absent when this returns. The job ends when the removal survives a restart. The options
+    /// are those of `put`, without `stream`; `durable` has no effect.
     #[pyo3(signature = (keys, **options))]
     fn remove(
         &self,

@@ -4,9 +4,9 @@
 //!
 //! # Features
 //!
-//! - `cuda` (on by default): CUDA devices and pinned memory (module `cuda`). Building needs no CUDA.
+//! - `cuda` (on by default): CUDA devices, pinned memory (module `cuda`). Building needs no CUDA.
 //! - `interop` (on by default): DLPack tensors and the KV tensors of engines (module `interop`).
-//! - `pool` (on by default): pools, budgets and allocator adaptors (module `pool`). `cuda` needs it.
+//! - `pool` (on by default): pools, budgets, allocator adaptors (module `pool`). `cuda` needs it.
 //! - `store` (on by default): keyed blocks over tiers of memory and disk (module `store`).
 //! - `wire` (on by default): layouts as bytes for peers (module `wire`). `nixl` needs it.
 //! - `arrow` (off by default): Arrow arrays and columns (module `arrow`). It enables `cuda` and

@@ -87,8 +87,8 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
     run_counted(workspace, on_device, "asan-simulated", tally)
 }
 
-/// Queries rustup for installed components, because `cargo +nightly` might start a download. A dated
-/// toolchain has another name.
+/// Queries rustup for installed components, because `cargo +nightly` might start a download. A
+/// dated toolchain has another name.
 fn has_nightly(workspace: &Workspace) -> bool {
     Tool::new(workspace, "rustup")
         .args(["component", "list", "--installed", "--toolchain", "nightly"])

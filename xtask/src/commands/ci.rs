@@ -46,9 +46,9 @@ type Body = fn(&Workspace, &mut Tally) -> Result<()>;
 /// The gate. Cheap steps come first, so that most mistakes show within two minutes.
 ///
 /// The other steps often leave one of two cores idle while they link, download, or wait for one
-/// test. So two steps run at a time. Cargo locks the folder of a profile for one process, so the first
-/// steps of [`Run::Concurrent`] use other folders or profiles. The last steps use the folder of `test`
-/// and wait while it compiles.
+/// test. So two steps run at a time. Cargo locks the folder of a profile for one process, so the
+/// first steps of [`Run::Concurrent`] use other folders or profiles. The last steps use the folder
+/// of `test` and wait while it compiles.
 const STEPS: [Step; 19] = [
     first("fmt", "fmt --check", |workspace, _| lint::check_format(workspace)),
     first("tidy", "tidy", |workspace, _| tidy::run(workspace)),
@@ -131,7 +131,7 @@ fn both(workspace: &Workspace, steps: &'static [Step], gate: &mut Gate) {
     });
 }
 
-/// Runs the steps of [`Run::Concurrent`] until one fails, or `has_failed` is set, and sends their reports.
+/// Runs the steps of [`Run::Concurrent`] until one fails or `has_failed` is set. Sends reports.
 fn run_concurrent(
     workspace: &Workspace,
     steps: &'static [Step],

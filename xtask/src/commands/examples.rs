@@ -1,6 +1,6 @@
-//! The examples that the gate runs. They are built as `test` builds them: with the same selection of
-//! crates and features, cargo compiles nothing again. An optimised build would take a tenth of the
-//! gate's time and checks no more.
+//! The examples that the gate runs. They are built as `test` builds them: with the same selection
+//! of crates and features, cargo compiles nothing again. An optimised build would take a tenth of
+//! the gate's time and checks no more.
 
 use anyhow::{Context, Result, bail};
 
@@ -22,8 +22,8 @@ const EXAMPLES: [(&str, &str); 7] = [
     (POOL, "soak"),
 ];
 
-/// Builds all examples, and returns the command that runs `example` in an environment with NIXL, for
-/// at most so many seconds.
+/// Builds all examples, and returns the command that runs `example` in an environment with NIXL,
+/// for at most so many seconds.
 pub fn example(workspace: &Workspace, example: &str, most_seconds: u64) -> Result<Tool> {
     // Checks that the manifests have these examples, so that a moved file is an error.
     for (package, example) in EXAMPLES {

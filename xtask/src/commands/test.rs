@@ -67,8 +67,8 @@ fn chosen<'a>(workspace: &'a Workspace, names: &[String]) -> Result<Vec<&'a Pack
 }
 
 /// Runs a `cargo test` command line and adds its results to `tally`. The command line must pass
-/// `--show-output` to libtest, which otherwise hides the `skipped:` lines of tests that passed. Each
-/// binary has a time limit. Another program needs [`Tool::within`].
+/// `--show-output` to libtest, which otherwise hides the `skipped:` lines of tests that passed.
+/// Each binary has a time limit. Another program needs [`Tool::within`].
 ///
 /// The full log is written to `target/xtask/LOG.log`.
 pub fn run_counted(workspace: &Workspace, cargo: Tool, log: &str, tally: &mut Tally) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Headings, tables and code blocks of Markdown files are complete and stand apart from text.
 //!
-//! An edit that loses a blank line or the head of a table still renders, but as one wrong paragraph.
+//! Without a blank line, or without the head of a table, a page still renders, but wrongly.
 
 use super::Problem;
 use super::source::SourceFile;

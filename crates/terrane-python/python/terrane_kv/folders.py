@@ -106,8 +106,8 @@ def open_rank(
 
     Each process needs its own folder, because one process owns a store. `fields` are the values that must match before
     a process may read blocks that another process has written. A hash replaces the end of a long value. `groups` are
-    names, block sizes in bytes, and weights. `memory` is the size of a tier of host memory above the disk, which is also divided
-    into equal shares; 0 for no tier.
+    names, block sizes in bytes, and weights. `memory` is the size of a tier of host memory above the disk, which is also
+    divided into equal shares; 0 for no tier.
 
     Raises `ValueError` if `rank` is not below `ranks`.
     """

@@ -35,7 +35,7 @@ class Connector:
     - `layout`, `rope_scaling`: set them if they may change, because LMCache's keys do not contain them.
     - `hash_algorithm`: the value of LMCache's `--hash-algorithm`.
     - `model`, `revision`: LMCache's keys contain the model's name; set these if two models share a name.
-    - `load_timeout_s`: a load that takes longer fails.
+    - `load_timeout_s`: a load that takes longer fails; in seconds.
     - `rank`, `ranks`: for several servers with one directory. Each gets its own folder, and an equal share.
     """
 

@@ -51,7 +51,7 @@ def plan(
       predicted times.
 
     Returns the dictionary that `terrane plan --json` prints: `groups` with bytes per token and per block, `tiers` with
-    blocks and tokens, `host_needs`, `limits`, and more.
+    blocks and tokens, `host` with the needs of the host tier, `limits`, and more.
 
     Raises `ValueError` if the model or a size is not valid, and `OSError` if a file cannot be read.
     """

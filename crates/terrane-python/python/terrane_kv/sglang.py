@@ -53,14 +53,15 @@ class TerraneHiCacheStorage(HiCacheStorage):
     Keys of `extra_config`:
 
     - `root_dir`: a folder on a local drive; `capacity`: bytes, or a text such as "500GiB", for all ranks together.
-    - `memory`: bytes of host memory above the disk, for all ranks together (default 0; at least 1 GiB if ranks share a store).
+    - `memory`: bytes of host memory above the disk, for all ranks together (default 0; at least 1 GiB if ranks share a
+      store).
     - `engines`: the number of SGLang servers, or replicas of `--dp-size`, that share `root_dir`. Each opens a folder
       that no other process owns. `engine`, the number of this server, selects one folder.
     - `dp_groups`: the number of groups of dp attention, if SGLang does not pass it.
     - `kv_dtype`: the type of the cache's elements, such as "fp8_e4m3", if SGLang does not pass it. SGLang's pools of all
       types of 8 bits have one type.
     - `revision`, `rope_scaling`: set them if two models of the same name differ in them.
-    - `timeout_s`: a page that takes longer is a miss (default 30).
+    - `timeout_s`: a page that takes longer is a miss; in seconds (default 30).
 
     With multi-head latent attention, all tensor-parallel ranks have the same cache, and SGLang writes it from one rank.
     Rank 0 then opens the store, and the other ranks of the machine connect to it by a socket in `root_dir`. The keys of
@@ -99,7 +100,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         self._openings = Seldom()
         # Lookups and moves fail separately: a lookup needs no memory.
         self._lookups, self._moves = _Outage(), _Outage()
-        self._is_told = False
+        self._has_warned = False
         # The group of each pool, once the store is open.
         self._groups = {}
 
@@ -318,8 +319,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
         # Rank 0 may start later than this rank.
         now = time.monotonic()
         since = outage.since = outage.since or now
-        if not self._is_told and (isinstance(error, RefusedError) or now - since > PATIENCE_S):
-            self._is_told = True
+        if not self._has_warned and (isinstance(error, RefusedError) or now - since > PATIENCE_S):
+            self._has_warned = True
             logger.warning(
                 "the store of tensor-parallel rank 0 cannot be used, and each page is a miss: %r. %s", error, REMEDY
             )

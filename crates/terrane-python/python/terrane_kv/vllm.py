@@ -47,7 +47,7 @@ class TerraneTier(SecondaryTierManager):
     - `root_dir`: a folder on a local drive; `capacity`: bytes, or a text such as "500GiB", for all data-parallel
       engines of this machine together.
     - `engines`: the value of `--data-parallel-size`. For dense models, vLLM does not pass it to the tier.
-    - `load_timeout_s`: a load that takes longer is a miss (default 30).
+    - `load_timeout_s`: a load that takes longer is a miss; in seconds (default 30).
     - `hash_algorithm`: the value of `--prefix-caching-hash-algo` (default "sha256").
     - `revision`, `rope_scaling`: set them if two models of the same name differ in them, because vLLM does not pass
       them to the tier.

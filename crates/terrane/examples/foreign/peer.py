@@ -13,7 +13,7 @@ from nixl_cu12._api import nixl_agent, nixl_agent_config
 
 BLOCK = int(sys.argv[1])
 BLOCKS = int(sys.argv[2])
-# The seconds that each transfer may take. Without a limit, this process would poll for ever.
+# The seconds that each transfer may take. Without a limit, this process could poll without end.
 LIMIT = 60
 
 agent = nixl_agent("python-engine", nixl_agent_config(backends=["UCX"]))

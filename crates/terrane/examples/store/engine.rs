@@ -87,7 +87,7 @@ impl Engine {
     }
 }
 
-/// Words derived from a key with SplitMix64.
+/// Words that depend on a key: its hash as the seed, and a shortened SplitMix64.
 struct Words(u64);
 
 impl Words {

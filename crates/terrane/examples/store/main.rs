@@ -100,7 +100,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let engine = Engine::new(options.most_blocks())?;
     let (store, recovery) = open(options, &engine, &directory)?;
     let mut report = Report { first, recovery: Some(recovery), ..Report::default() };
-    turns::run(options, (&store, &engine), options.halves()..options.all_turns(), |turn| {
+    turns::run(options, (&store, &engine), options.half_of_turns()..options.all_turns(), |turn| {
         report.second.push(turn);
         Ok(())
     })?;
@@ -119,7 +119,7 @@ impl Options {
         self.sessions * self.turns
     }
 
-    const fn halves(&self) -> u32 {
+    const fn half_of_turns(&self) -> u32 {
         self.all_turns() / 2
     }
 
@@ -176,7 +176,7 @@ fn kill_half_way(options: &Options, directory: &Path) -> Result<Vec<TurnReport>,
     let mut turns = Vec::new();
     for line in BufReader::new(out).lines() {
         turns.push(serde_json::from_str(&line?)?);
-        if turns.len() >= usize::try_from(options.halves())? {
+        if turns.len() >= usize::try_from(options.half_of_turns())? {
             return Ok(turns);
         }
     }

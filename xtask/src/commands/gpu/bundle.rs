@@ -206,7 +206,7 @@ fn executables(artifacts: &[Artifact]) -> impl Iterator<Item = (&Target, PathBuf
     })
 }
 
-/// Empties the folder. Fails if it is not empty and not a bundle.
+/// Removes the folder. Fails if it is not empty and not a bundle.
 fn clear(folder: &Path) -> Result<()> {
     let mut entries = match fs::read_dir(folder) {
         Ok(entries) => entries,

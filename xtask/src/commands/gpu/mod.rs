@@ -26,10 +26,10 @@ enum Action {
     ///
     /// The folder has release builds of every test binary named `gpu`, and of the benchmark suites
     /// `gpu` and `nixl`. It also has the calibration, the kernel rates, the examples `offload` and
-    /// `remote`, and the command `terrane`. NIXL is included and fetched if necessary. Copy the
-    /// folder, or `target/gpu-bundle.tar.gz` with the same content, to a machine with an NVIDIA
-    /// driver. Run `./run.sh` there; `./run.sh --help` lists its options. It needs a POSIX shell
-    /// and awk, but no Rust and no CUDA toolkit.
+    /// `remote`, the command `terrane`, and the Python tests with their package. NIXL is included
+    /// and fetched if necessary. Copy the folder, or `target/gpu-bundle.tar.gz` with the same
+    /// content, to a machine with an NVIDIA driver. Run `./run.sh` there; `./run.sh --help` lists
+    /// its options. It needs a POSIX shell, awk and tar, but no Rust and no CUDA toolkit.
     Bundle {
         /// The folder; an earlier bundle in it is replaced [default: target/gpu-bundle]
         #[arg(long, value_name = "DIRECTORY")]

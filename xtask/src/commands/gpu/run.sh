@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs tests, the example, the calibration, benchmarks and the sanitizer on a GPU.
-# `cargo xtask gpu bundle` builds the bundle. It needs no Rust, only a POSIX shell and awk. See `./run.sh --help`.
+# Runs tests, examples, the calibration, benchmarks and the sanitizer on a GPU.
+# `cargo xtask gpu bundle` builds the bundle. It needs no Rust, only a POSIX shell, awk and tar. See `./run.sh --help`.
 set -u
 
 usage() {
@@ -17,7 +17,7 @@ the calibration.
                    kernel-rates, movers, sanitize
   --filter TEXT    runs only tests whose name contains TEXT
   --json FILE      writes the results of bench and bench-nixl to FILE, one JSON object per line
-  --timeout N      kills a test binary or a benchmark after N seconds (default 300; 1500 for
+  --timeout N      kills a program after N seconds (default 300; 900 for interop and python, 1500 for
                    a benchmark)
   --logs DIRECTORY writes the full output of every program there (default: a new temporary directory)
 
