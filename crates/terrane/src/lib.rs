@@ -4,6 +4,7 @@
 //!
 //! # Features
 //!
+//! - `checksum` (on by default): checksums of transfers.
 //! - `cuda` (on by default): CUDA devices, pinned memory (module `cuda`). Building needs no CUDA.
 //! - `interop` (on by default): DLPack tensors and the KV tensors of engines (module `interop`).
 //! - `pool` (on by default): pools, budgets, allocator adaptors (module `pool`). `cuda` needs it.

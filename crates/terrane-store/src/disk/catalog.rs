@@ -280,7 +280,6 @@ impl Catalog {
         Some(CatalogError::ReadOnly { reason })
     }
 
-    /// Checks that the calls are made by the process that opened the catalog.
     /// Checks a record against the groups.
     pub(super) fn check(&self, record: &PutRecord<'_>) -> Result<(), CatalogError> {
         let &PutRecord { group, slot, length, key, .. } = record;
