@@ -22,6 +22,17 @@ impl Room {
         lock(&self.state).waiters.keys().next().map(|(Reverse(priority), _)| *priority)
     }
 
+    /// Frees slots without a block whose bytes a job may have changed. No lock may be held.
+    pub(super) fn free_written(&self, slots: &[u32]) {
+        // Before another job gets the slots.
+        if self.owner.is_current()
+            && let Some(store) = self.store.upgrade()
+        {
+            store.before_return(self, slots);
+        }
+        self.free(slots.iter().copied());
+    }
+
     /// Frees slots that have no block.
     pub(super) fn free(&self, slots: impl IntoIterator<Item = u32>) {
         let mut state = lock(&self.state);

@@ -89,6 +89,9 @@ pub(crate) trait RoomOwner: Send + Sync {
     /// The room evicted the blocks of these keys.
     fn after_eviction(&self, room: &Room, evicted: &[KeyHash]);
 
+    /// A job returns slots that it may have written, and that have no block.
+    fn before_return(&self, room: &Room, slots: &[u32]);
+
     /// Slots beyond the limit of a smaller tier became free.
     fn after_retiring(&self, tier: TierId);
 
