@@ -30,6 +30,8 @@ impl Room {
         }
         // Those beyond the limit are written first: their slots are to become free.
         state.dirty.make_contiguous().sort_by_key(|(slot, _)| *slot < slots);
+        drop(state);
+        self.policy.set_limit(slots);
         slots..before
     }
 
