@@ -158,7 +158,8 @@ impl Room {
 
     pub(crate) fn snapshot(&self) -> GroupSnapshot {
         let blocks = self.index.len();
-        let state = lock(&self.state);
+        let mut state = lock(&self.state);
+        self.free_unclaimed(&mut state);
         let slots = to_usize(state.limit.into());
         let dirty = self.dirty.iter().filter(|mark| mark.load(Ordering::Relaxed) != CLEAN).count();
         let (free, quarantined) = (state.free.len(), state.quarantined.len());
