@@ -120,6 +120,7 @@ pub use explain::{EngineTimes, Explanation, Report};
 pub use hazard::conflict::{Access, BlockConflict};
 pub use hazard::endpoint::{BytesInUse, Endpoint, EndpointId, Hold, WeakEndpoint};
 pub use hazard::group_overlap::{GroupRefusal, GroupsRefused};
+pub use hazard::orphaned_claims::OrphanedClaims;
 pub use hazard::ticket::{Ticket, TransferId};
 pub use hazard::ticket_end::{TicketEnd, TicketFuture};
 pub use manager::TransferManager;

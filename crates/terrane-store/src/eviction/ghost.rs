@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use hashbrown::HashTable;
+use terrane_core::convert::to_usize;
 
 use crate::KeyHash;
 
@@ -23,8 +24,19 @@ pub(super) struct Ghost {
 
 impl Ghost {
     pub(super) fn new(capacity: u32) -> Self {
-        let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
+        let capacity = to_usize(capacity.into());
         Self { order: VecDeque::new(), numbers: HashTable::new(), first: 0, capacity }
+    }
+
+    /// Sets the most keys that are remembered, and frees the memory of others.
+    pub(super) fn set_capacity(&mut self, capacity: u32) {
+        self.capacity = to_usize(capacity.into());
+        while self.order.len() > self.capacity {
+            self.forget_oldest();
+        }
+        let Self { order, numbers, first, capacity } = self;
+        order.shrink_to(*capacity);
+        numbers.shrink_to(*capacity, |&number| key_at(order, *first, number));
     }
 
     /// Remembers a key as the newest.
@@ -109,6 +121,22 @@ mod tests {
         assert!(!ghost.has(key(1)));
         ghost.insert(key(3));
         assert!(ghost.has(key(2)) && ghost.has(key(3)));
+    }
+
+    #[test]
+    fn a_smaller_list_keeps_the_newest_keys_and_no_more_memory_than_it_needs() {
+        let mut ghost = Ghost::new(1000);
+        (0..1000).for_each(|value| ghost.insert(key(value)));
+        ghost.set_capacity(3);
+        assert!(ghost.order.capacity() < 100 && ghost.numbers.capacity() < 100, "{ghost:?}");
+        assert_eq!([996, 997, 998, 999].map(|v| ghost.has(key(v))), [false, true, true, true]);
+        ghost.insert(key(1000));
+        assert_eq!([997, 998, 1000].map(|value| ghost.has(key(value))), [false, true, true]);
+        ghost.set_capacity(4);
+        ghost.insert(key(1001));
+        assert!(ghost.has(key(998)) && ghost.remove(key(1000)));
+        ghost.set_capacity(0);
+        assert!(ghost.is_empty() && !ghost.has(key(1001)));
     }
 
     #[test]

@@ -57,6 +57,12 @@ pub trait EvictionPolicy: Send + Sync + fmt::Debug + 'static {
     /// policy's lock.
     fn evict(&self, take: &mut dyn FnMut(u32) -> Option<KeyHash>) -> Option<u32>;
 
+    /// The tier uses so many slots from now on, at most those that the policy was created for. The caller
+    /// [removes](Self::remove) the blocks beyond them. The default implementation does nothing.
+    fn set_limit(&self, slots: u32) {
+        let _ = slots;
+    }
+
     /// Whether a block with this key was evicted lately, as far as the policy remembers.
     fn was_evicted(&self, key: KeyHash) -> bool {
         let _ = key;

@@ -36,6 +36,11 @@ const USES_TO_STAY: u8 = 2;
 /// The small queue's share of the slots: one in ten, as in the paper.
 const SMALL_SHARE: u32 = 10;
 
+/// The main queue's share of the slots.
+const fn main_share(slots: u32) -> u32 {
+    slots - slots.div_ceil(SMALL_SHARE)
+}
+
 #[derive(Debug)]
 struct State {
     links: Links,
@@ -59,7 +64,7 @@ impl S3Fifo {
     /// The policy of a tier of this many slots.
     #[must_use]
     pub fn new(slots: u32) -> Self {
-        let main_share = slots - slots.div_ceil(SMALL_SHARE);
+        let main_share = main_share(slots);
         let count = usize::try_from(slots).unwrap_or(usize::MAX);
         Self {
             uses: (0..count).map(|_| AtomicU8::new(0)).collect(),
@@ -221,6 +226,12 @@ impl EvictionPolicy for S3Fifo {
         // The main queue comes last: blocks that the small one moves there are candidates, too.
         let evicted = self.evict_small(state, take);
         evicted.or_else(|| self.evict_main(state, take))
+    }
+
+    fn set_limit(&self, slots: u32) {
+        let mut state = lock(&self.state);
+        state.main_share = main_share(slots);
+        state.ghost.set_capacity(main_share(slots));
     }
 
     fn was_evicted(&self, key: KeyHash) -> bool {

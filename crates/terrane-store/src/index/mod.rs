@@ -188,12 +188,12 @@ impl TierIndex {
         self.slots.key(slot)
     }
 
-    /// The key of the last block in a slot that no block and no job has, until it is forgotten.
+    /// The key of the last block in a slot that has none now, until it is forgotten.
     pub(crate) fn last_key(&self, slot: u32) -> Option<KeyHash> {
         self.slots.key(slot).filter(|key| *key != KeyHash::new(0))
     }
 
-    /// Forgets the key of the last block in a slot that no block and no job has.
+    /// Forgets the key of the last block in a slot that has none now, and that the caller owns.
     pub(crate) fn forget_last_key(&self, slot: u32) {
         self.slots.forget(slot);
     }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+use terrane_transfer::Hold;
 
 use crate::error::StoreError;
 use crate::slab::SlabDirection;
 use crate::store::arrivals::{Arrivals, SharedHold};
 use crate::store::claims::Claim;
 use crate::store::commit::not_read;
-use crate::store::copies::{self, MOST_AT_ONCE};
+use crate::store::copies::{self, MOST_AT_ONCE, Turns};
 use crate::store::executor::yield_now;
 use crate::store::get_plan::Plan;
 use crate::store::load::Load;
@@ -107,7 +108,7 @@ impl Get<'_> {
         let task = self.task;
         if !started.on_thread.is_empty() {
             yield_now().await;
-            self.copy_out(std::mem::take(&mut started.on_thread));
+            self.copy_out_in_turns(std::mem::take(&mut started.on_thread)).await;
         }
         if let Some(reading) = started.reading.take() {
             self.read(*reading).await;
@@ -155,27 +156,56 @@ impl Get<'_> {
 
     /// Copies blocks from host memory on this thread.
     fn copy_out(&mut self, blocks: Vec<(usize, PinnedSlot)>) {
-        let core = &self.task.core;
-        let indices = || blocks.iter().map(|(index, _)| *index);
-        let _hold = match self.destination.hold(indices(), PayloadUse::Destination) {
-            Ok(hold) => hold,
-            Err(error) => {
-                let failed = BlockResult::failed(error);
-                return indices().for_each(|index| self.set(index, failed.clone()));
-            }
-        };
+        let Some(_hold) = self.hold_destination(&blocks) else { return };
         for (index, pin) in blocks {
-            let Some(tier) = core.tiers.get(pin.room.tier.index()) else { continue };
-            let Some(from) = core.host_memory(&pin) else { continue };
+            let Some(from) = self.task.core.host_memory(&pin) else { continue };
             // SAFETY: the pin keeps the slot, whose block is only read. The destination is valid until the
             // job has ended, and held against transfers.
             #[expect(unsafe_code, reason = "the memory is named by addresses")]
             unsafe {
                 copies::copy(&from, &self.destination.buffers(index));
             }
-            tier.counters.got(pin.block.length, self.task.begun.elapsed());
-            self.set(index, BlockResult::Done { bytes: pin.block.length });
+            self.got(index, &pin);
         }
+    }
+
+    /// Copies blocks from host memory on this thread, and lets other tasks run meanwhile.
+    async fn copy_out_in_turns(&mut self, blocks: Vec<(usize, PinnedSlot)>) {
+        let Some(_hold) = self.hold_destination(&blocks) else { return };
+        let mut turns = Turns::new(&self.task.control);
+        for (index, pin) in blocks {
+            let Some(from) = self.task.core.host_memory(&pin) else { continue };
+            let to = self.destination.buffers(index);
+            // SAFETY: as above, also while other tasks run.
+            #[expect(unsafe_code, reason = "the memory is named by addresses")]
+            let copied = unsafe { turns.copy(&from, &to).await };
+            match copied {
+                Ok(()) => self.got(index, &pin),
+                Err(stopped) => self.set(index, stopped),
+            }
+        }
+    }
+
+    /// Keeps transfers from the destination of these blocks. If it is in use, sets their results, and returns
+    /// `None`.
+    fn hold_destination(&mut self, blocks: &[(usize, PinnedSlot)]) -> Option<Option<Hold>> {
+        let indices = || blocks.iter().map(|(index, _)| *index);
+        match self.destination.hold(indices(), PayloadUse::Destination) {
+            Ok(hold) => Some(hold),
+            Err(error) => {
+                let failed = BlockResult::failed(error);
+                indices().for_each(|index| self.set(index, failed.clone()));
+                None
+            }
+        }
+    }
+
+    /// A block was copied from host memory.
+    fn got(&mut self, index: usize, pin: &PinnedSlot) {
+        if let Some(tier) = self.task.core.tiers.get(pin.room.tier.index()) {
+            tier.counters.got(pin.block.length, self.task.begun.elapsed());
+        }
+        self.set(index, BlockResult::Done { bytes: pin.block.length });
     }
 
     /// Copies blocks by way of the host tier. The second hop of a block begins when its first one ends.

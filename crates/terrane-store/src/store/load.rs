@@ -171,7 +171,7 @@ impl<'a> Load<'a> {
         let reads = self.submit(memory, (&taken, &from_disk));
         let moves = from_memory.iter().enumerate();
         let moves = moves.map(|(number, moving)| (number, &moving.source, moving.slot));
-        let started = self.task.start_moves(self.task.group, (memory, &taken), moves);
+        let started = self.task.start_moves(self.task.group, (memory, &taken), moves).await;
         if let Some(reads) = reads {
             self.end_reads((&reads, from_disk), &mut taken, ready, results).await;
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::StoreError;
+use crate::store::copies::Turns;
 use crate::store::result::BlockResult;
 use crate::store::room::{PinnedSlot, SharedSlots, TakenSlots};
 use crate::store::task::JobTask;
@@ -14,15 +15,15 @@ type Keeps = (Arc<PinnedSlot>, Arc<SharedSlots>);
 
 impl JobTask {
     /// Starts copies of blocks of a group: each has a number, and its slot in `to`. Copies that no engine
-    /// can do are done here.
-    pub(crate) fn start_moves<'a>(
+    /// can do are done here, while other tasks run, too.
+    pub(crate) async fn start_moves<'a>(
         &self,
         group: u16,
         (to, taken): (&TierBlocks, &TakenSlots),
-        blocks: impl Iterator<Item = (usize, &'a Arc<PinnedSlot>, u32)>,
+        blocks: impl Iterator<Item = (usize, &'a Arc<PinnedSlot>, u32)> + Send,
     ) -> Vec<StartedCopy<Keeps>> {
         let source_of = |tier| self.core.tier(tier).ok().and_then(|tier| tier.blocks(group));
-        let (mut started, mut copies) = (Vec::new(), CopyList::default());
+        let (mut started, mut copies, mut direct) = (Vec::new(), CopyList::default(), Vec::new());
         for (index, pin, slot) in blocks {
             let (block, tier) = (pin.block, pin.room.tier);
             let (Some(from), Ok(info)) = (source_of(tier), self.core.group(group)) else {
@@ -35,22 +36,26 @@ impl JobTask {
                 copies.add(tier, BlockCopy { index, from: block.slot, to: slot, tokens, keeps });
                 continue;
             }
-            let copied = if from.facts.is_host && to.facts.is_host {
+            if from.facts.is_host && to.facts.is_host {
                 let bytes = from.buffers(info, block.slot, block.length);
-                // SAFETY: the pin keeps the source, and the other slot is this job's alone.
-                #[expect(unsafe_code, reason = "the memory is named by addresses")]
-                unsafe {
-                    to.copy_in(info, (slot, block.length), &bytes)
-                }
+                direct.push((index, pin, (slot, info), bytes));
             } else {
-                Err(BlockResult::failed(StoreError::OtherShape { group: group.into() }))
-            };
-            started.push(StartedCopy::ended(tier, index, copied));
+                let error = StoreError::OtherShape { group: group.into() };
+                started.push(StartedCopy::ended(tier, index, Err(BlockResult::failed(error))));
+            }
         }
         for each in copies {
             if let Some(from) = source_of(each.tier) {
                 started.push(self.start_copy((&from.endpoint, &to.endpoint), each));
             }
+        }
+        let mut turns = Turns::new(&self.control);
+        for (index, pin, (slot, info), from) in direct {
+            // SAFETY: the pin keeps the source, and the other slot is this job's alone.
+            #[expect(unsafe_code, reason = "the memory is named by addresses")]
+            let copied =
+                unsafe { to.copy_in(&mut turns, info, (slot, pin.block.length), &from).await };
+            started.push(StartedCopy::ended(pin.room.tier, index, copied));
         }
         started
     }

@@ -344,7 +344,9 @@ fn tier(number: u8, plan: TierPlan, eviction: EvictionKind, core: &Weak<StoreCor
             EvictionKind::S3Fifo => Box::new(S3Fifo::new(slots)),
             EvictionKind::Lru => Box::new(Lru::new(slots)),
         };
-        Arc::new(Room::new((id, group), slots, policy, dirty, Weak::clone(core) as _))
+        let memory = memory.get(usize::from(group));
+        let orphaned = memory.map(|memory| memory.endpoint.orphaned_claims());
+        Arc::new(Room::new((id, group), slots, policy, dirty, orphaned, Weak::clone(core) as _))
     };
     let rooms = (0_u16..).zip(slots).map(room).collect();
     Tier { id, name, rooms, memory, slot_bytes, counters: TierCounters::new() }

@@ -10,7 +10,7 @@ use crate::store::arrivals::SharedHold;
 use crate::store::builder::WritePolicy;
 use crate::store::claims::{Claim, ClaimKind, HeldClaim};
 use crate::store::commit::{Committed, Place, WrittenBlock, not_written};
-use crate::store::copies::MOST_AT_ONCE;
+use crate::store::copies::{MOST_AT_ONCE, Turns};
 use crate::store::executor::yield_now;
 use crate::store::presence::TierId;
 use crate::store::removed_keys::PutInFlight;
@@ -213,7 +213,7 @@ impl Put<'_> {
             yield_now().await;
         }
         for (tier, slots) in &mut spare {
-            self.copy_in(*tier, slots, &own);
+            self.copy_in(*tier, slots, &own).await;
         }
         let mut own: Vec<Option<OwnKey>> = own.into_iter().map(Some).collect();
         let mut left = own.len();
@@ -240,18 +240,19 @@ impl Put<'_> {
         hold.release();
     }
 
-    /// Copies blocks to the slots of a host tier on this thread.
-    fn copy_in(&self, tier: TierId, slots: &mut TakenSlots, own: &[OwnKey]) {
+    /// Copies blocks to the slots of a host tier on this thread. Slots that did not get their block are freed.
+    async fn copy_in(&self, tier: TierId, slots: &mut TakenSlots, own: &[OwnKey]) {
         let core = &self.task.core;
         let blocks = core.tier(tier).ok().and_then(|tier| tier.blocks(self.task.group));
         let (Some(blocks), Ok(info)) = (blocks, core.group(self.task.group)) else { return };
+        let mut turns = Turns::new(&self.task.control);
         for (at, own) in own.iter().enumerate() {
             let Some(slot) = slots.slot(at) else { continue };
             let (from, length) = (self.source.buffers(own.index), self.source.length(own.index));
             // SAFETY: the source is valid until the job has ended and the caller holds it against
             // transfers, and the slot is this job's alone.
             #[expect(unsafe_code, reason = "the memory is named by addresses")]
-            let copied = unsafe { blocks.copy_in(info, (slot, length), &from) };
+            let copied = unsafe { blocks.copy_in(&mut turns, info, (slot, length), &from).await };
             if copied.is_err() {
                 slots.free(at);
             }
@@ -276,7 +277,7 @@ impl Put<'_> {
         let written = self.fill(tier, &taken, &own).await;
         let mut spare = self.spare(tier, own.len());
         for (faster, slots) in &mut spare {
-            self.copy_in(*faster, slots, &own);
+            self.copy_in(*faster, slots, &own).await;
         }
         drop(hold);
         let below = task.core.below(tier.id);
@@ -361,12 +362,13 @@ impl Put<'_> {
             let copies = copies.into_iter();
             started.extend(copies.map(|each| task.start_copy((source, &blocks.endpoint), each)));
         }
+        let mut turns = Turns::new(&task.control);
         for (at, index, slot) in direct {
             let (from, length) = (self.source.buffers(index), self.source.length(index));
             // SAFETY: the source is valid until the job has ended and the caller holds it against
             // transfers, and the slot is this job's alone.
             #[expect(unsafe_code, reason = "the memory is named by addresses")]
-            let copied = unsafe { blocks.copy_in(info, (slot, length), &from) };
+            let copied = unsafe { blocks.copy_in(&mut turns, info, (slot, length), &from).await };
             if let (Err(failure), Some(result)) = (copied, results.get_mut(at)) {
                 *result = Err(failure);
             }

@@ -8,10 +8,10 @@ use crate::store::event::StoreEventKind;
 use crate::store::maintenance::Request;
 use crate::store::request::Keys;
 use crate::store::result::BlockResult;
-use crate::store::room::PinnedSlot;
+use crate::store::room::{PinnedSlot, Room};
 use crate::store::shared::StoreCore;
 use crate::store::task::JobTask;
-use crate::store::tier::count;
+use crate::store::tier::{DiskParts, count};
 use crate::store::write_back::sync_disk;
 
 /// Removes keys, and waits until their tombstones are durable.
@@ -112,6 +112,26 @@ impl StoreCore {
         room.retry_for_waiters();
     }
 
+    /// Records that the last block of a slot is gone, because its bytes are: eviction writes no record. No
+    /// block has the slot, and no other job. A block that is in another slot has a later record, which is in
+    /// force.
+    pub(crate) fn remove_last(
+        &self,
+        room: &Room,
+        disk: &DiskParts,
+        slot: u32,
+    ) -> Result<(), StoreError> {
+        let Some(key) = room.index.last_key(slot) else { return Ok(()) };
+        let order = self.order.lock(key);
+        if room.index.get(key).is_none() {
+            disk.catalog.append_removes(&[key])?;
+        }
+        room.index.forget_last_key(slot);
+        drop(order);
+        self.recorded();
+        Ok(())
+    }
+
     /// Removes everything, on the sync thread.
     pub(crate) fn clear_now(&self) -> Result<(), StoreError> {
         if self.disk.as_ref().is_some_and(|disk| disk.is_read_only) {
@@ -170,11 +190,38 @@ impl StoreCore {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
+    use std::ptr::NonNull;
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::index::StoredBlock;
+    use crate::store::blocks::{Blocks, Spans};
     use crate::store::builder::tests::of_16_blocks;
+    use crate::store::options::JobOptions;
+
+    #[test]
+    fn only_a_slot_that_requests_may_have_written_loses_its_evicted_block() {
+        for is_written in [false, true] {
+            let directory = tempfile::tempdir().unwrap();
+            let open = || of_16_blocks(directory.path()).open().unwrap();
+            let (store, _) = open();
+            let source = [7_u8; 4096];
+            let mut spans = Spans::new();
+            spans.add(NonNull::from(&source).cast(), source.len());
+            // SAFETY: the source outlives the wait, and nothing writes it.
+            #[expect(unsafe_code, reason = "the memory is named by addresses")]
+            let blocks = unsafe { Blocks::spans(spans) };
+            let put = store.put(&[b"evicted"], blocks, JobOptions::new(), ()).unwrap();
+            assert!(put.wait().is_ok());
+            let taken = store.core().tiers[0].rooms[0].try_take(16).unwrap();
+            assert_eq!(store.prefix(0, &[b"evicted"]), 0);
+            let requests = is_written.then(|| taken.share());
+            drop((taken, requests));
+            assert_eq!(store.close(Instant::now() + Duration::from_secs(60)).left, 0);
+            drop(store);
+            assert_eq!(open().1.found, u64::from(!is_written), "{is_written}");
+        }
+    }
 
     #[test]
     fn a_close_without_time_ends_a_checkpoint_and_the_older_files_stay_valid() {

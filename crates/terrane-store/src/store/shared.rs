@@ -362,6 +362,16 @@ impl RoomOwner for StoreCore {
         }
     }
 
+    fn before_return(&self, room: &Room, slots: &[u32]) {
+        let is_disk = self.tiers.get(room.tier.index()).is_some_and(Tier::is_disk);
+        let Some(disk) = self.disk.as_ref().filter(|_| is_disk) else { return };
+        for &slot in slots {
+            if let Err(error) = self.remove_last(room, disk, slot) {
+                tracing::debug!(%error, slot, "the record of an evicted block stays in force");
+            }
+        }
+    }
+
     fn after_retiring(&self, tier: TierId) {
         // A tier that records no removal keeps its bytes: the blocks are back after the next opening.
         let is_disk = self.tiers.get(tier.index()).is_some_and(Tier::is_disk);

@@ -114,7 +114,8 @@ pub struct GroupSnapshot {
     pub blocks: usize,
     /// The slots without a block.
     pub free: usize,
-    /// The slots that a job fills, or whose block has left while a job reads it.
+    /// The slots that a job fills, or whose block has left while a job reads it. An orphaned copy keeps a
+    /// slot in use after its job, until the copy has ended.
     pub in_use: usize,
     /// The slots that no job gets any more, because the device damaged their blocks twice, or cannot
     /// read them. They are tried again when the store is opened again.

@@ -8,7 +8,7 @@ use terrane_transfer::{Endpoint, Hold, SlotSet};
 
 use crate::disk::{Catalog, DirectoryLock};
 use crate::slab::{SlabBuffers, Slabs};
-use crate::store::copies;
+use crate::store::copies::Turns;
 use crate::store::group::{EndpointFacts, GroupInfo, host_buffers};
 use crate::store::presence::TierId;
 use crate::store::result::BlockResult;
@@ -76,22 +76,23 @@ impl TierBlocks {
     }
 
     /// Copies a block of so many bytes from host memory to a slot on this thread, and holds the slot
-    /// meanwhile.
+    /// meanwhile. Fails if the job is stopped.
     ///
     /// # Safety
     ///
-    /// `from` is valid for reads. No other code writes it, or uses the slot, during the call.
+    /// `from` is valid for reads. No other code writes it, or uses the slot, until the future has ended or
+    /// dropped.
     #[expect(unsafe_code, reason = "the memory is named by addresses")]
-    pub(crate) unsafe fn copy_in(
+    pub(crate) async unsafe fn copy_in(
         &self,
+        turns: &mut Turns<'_>,
         info: &GroupInfo,
         (slot, length): (u32, u32),
         from: &SlabBuffers,
     ) -> Result<(), BlockResult> {
         let _hold = self.hold(slot)?;
         // SAFETY: the caller keeps the contract of the call. The slot is memory of this tier.
-        unsafe { copies::copy(from, &self.buffers(info, slot, length)) };
-        Ok(())
+        unsafe { turns.copy(from, &self.buffers(info, slot, length)).await }
     }
 
     /// The first range of the memory of the slots, which an I/O queue may register.

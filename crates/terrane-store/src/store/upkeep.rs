@@ -143,20 +143,9 @@ impl StoreCore {
         self.tiers.last().into_iter().flat_map(|tier| &tier.rooms)
     }
 
-    /// Records that the last blocks of the retired slots are gone: eviction writes no record. A block that
-    /// is in another slot has a later record, which is in force.
+    /// Records that the last blocks of the retired slots are gone.
     fn remove_retired(&self, room: &Room, disk: &DiskParts) -> Result<(), StoreError> {
-        for slot in room.retired() {
-            let Some(key) = room.index.last_key(slot) else { continue };
-            let order = self.order.lock(key);
-            if room.index.get(key).is_none() {
-                disk.catalog.append_removes(&[key])?;
-            }
-            room.index.forget_last_key(slot);
-            drop(order);
-            self.recorded();
-        }
-        Ok(())
+        room.retired().into_iter().try_for_each(|slot| self.remove_last(room, disk, slot))
     }
 
     /// Writes the file aside and renames it, so that a reader sees a whole one.

@@ -198,7 +198,7 @@ impl<'a> WriteDown<'a> {
         let mut copied: Vec<Result<(), BlockResult>> = own.iter().map(|_| Ok(())).collect();
         let slots = own.iter().enumerate();
         let moves = slots.filter_map(|(at, own)| Some((at, &own.dirty.pin, taken.slot(at)?)));
-        for copy in &mut self.task.start_moves(group, (memory, &taken), moves) {
+        for copy in &mut self.task.start_moves(group, (memory, &taken), moves).await {
             let result = copy.end().await;
             for &at in &copy.indices {
                 if let Some(slot) = copied.get_mut(at) {

@@ -229,6 +229,20 @@ fn s3_fifo_hits_as_often_as_the_reference() {
 }
 
 #[test]
+fn s3_fifo_of_a_tier_that_shrank_or_grew_hits_as_often_as_the_reference() {
+    for (name, trace) in traces() {
+        let policy = S3Fifo::new(10 * CAPACITY);
+        policy.set_limit(CAPACITY);
+        let expected = hits(&mut ReferenceS3Fifo::new(index(CAPACITY)), &trace);
+        assert_eq!(hits(&mut Policed::new(policy, CAPACITY), &trace), expected, "{name}");
+        let policy = S3Fifo::new(CAPACITY);
+        policy.set_limit(1);
+        policy.set_limit(CAPACITY);
+        assert_eq!(hits(&mut Policed::new(policy, CAPACITY), &trace), expected, "{name}");
+    }
+}
+
+#[test]
 fn s3_fifo_keeps_popular_blocks_through_scans() {
     let trace = scans();
     let lru = hits(&mut Policed::new(Lru::new(CAPACITY), CAPACITY), &trace);

@@ -7,6 +7,7 @@ pub(crate) mod deferred;
 pub(crate) mod endpoint;
 pub(crate) mod group_overlap;
 pub(crate) mod notify;
+pub(crate) mod orphaned_claims;
 pub(crate) mod table;
 pub(crate) mod ticket;
 pub(crate) mod ticket_end;

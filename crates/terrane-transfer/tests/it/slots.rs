@@ -180,10 +180,15 @@ fn ids_of_an_orphaned_copy_are_free_once_it_has_ended() {
         thread::yield_now();
     }
     set.free_after(&completion.ticket());
+    let [source, destination] = [&rig.source, &rig.destination].map(Endpoint::orphaned_claims);
+    let orphaned = || [&source, &destination].map(|claims| [0, 1, 2].map(|id| claims.has(id)));
+    assert_eq!(orphaned(), [[false; 3]; 2]);
     rig.engine.orphan_hung();
     end_of(completion).result.unwrap_err();
+    assert_eq!(orphaned(), [[true, true, false]; 2]);
     assert_eq!((slots.free(), &slots.take_up_to(4)[..]), (2, &[2, 3][..]));
     rig.engine.end_orphaned();
+    assert_eq!(orphaned(), [[false; 3]; 2]);
     assert_eq!(slots.take(4).unwrap().len(), 4);
 }
 

@@ -22,6 +22,17 @@ impl Room {
         lock(&self.state).waiters.keys().next().map(|(Reverse(priority), _)| *priority)
     }
 
+    /// Frees slots without a block whose bytes a job may have changed. No lock may be held.
+    pub(super) fn free_written(&self, slots: &[u32]) {
+        // Before another job gets the slots.
+        if self.owner.is_current()
+            && let Some(store) = self.store.upgrade()
+        {
+            store.before_return(self, slots);
+        }
+        self.free(slots.iter().copied());
+    }
+
     /// Frees slots that have no block.
     pub(super) fn free(&self, slots: impl IntoIterator<Item = u32>) {
         let mut state = lock(&self.state);
@@ -147,7 +158,8 @@ impl Room {
 
     pub(crate) fn snapshot(&self) -> GroupSnapshot {
         let blocks = self.index.len();
-        let state = lock(&self.state);
+        let mut state = lock(&self.state);
+        self.free_unclaimed(&mut state);
         let slots = to_usize(state.limit.into());
         let dirty = self.dirty.iter().filter(|mark| mark.load(Ordering::Relaxed) != CLEAN).count();
         let (free, quarantined) = (state.free.len(), state.quarantined.len());

@@ -17,6 +17,7 @@ use std::task::Waker;
 use terrane_core::OwnerProcess;
 use terrane_core::convert::to_usize;
 use terrane_core::sync::lock;
+use terrane_transfer::OrphanedClaims;
 
 use crate::KeyHash;
 use crate::eviction::EvictionPolicy;
@@ -57,6 +58,8 @@ pub(crate) struct Room {
     /// Whether slots beyond the limit became free, and the store was not told.
     has_retired: AtomicBool,
     owner: OwnerProcess,
+    /// Those on the slots of a memory tier.
+    orphaned: Option<OrphanedClaims>,
     store: Weak<dyn RoomOwner>,
 }
 
@@ -89,6 +92,9 @@ pub(crate) trait RoomOwner: Send + Sync {
     /// The room evicted the blocks of these keys.
     fn after_eviction(&self, room: &Room, evicted: &[KeyHash]);
 
+    /// A job returns slots that it may have written, and that have no block.
+    fn before_return(&self, room: &Room, slots: &[u32]);
+
     /// Slots beyond the limit of a smaller tier became free.
     fn after_retiring(&self, tier: TierId);
 
@@ -106,6 +112,8 @@ struct RoomState {
     damages: HashMap<u32, u8>,
     /// Free slots that no job gets any more, because their device damages blocks.
     quarantined: BTreeSet<u32>,
+    /// Free slots that an orphaned copy may still read or write.
+    claimed: Vec<u32>,
     /// The slots that leases pin, with their number of leases.
     leases: HashMap<u32, u32>,
     waiters: BTreeMap<(Reverse<Priority>, u64), Waiter>,
@@ -144,6 +152,7 @@ impl Room {
         slots: u32,
         policy: Box<dyn EvictionPolicy>,
         dirty: DirtyBlocks,
+        orphaned: Option<OrphanedClaims>,
         store: Weak<dyn RoomOwner>,
     ) -> Self {
         let marks = if dirty == DirtyBlocks::None { 0 } else { to_usize(slots.into()) };
@@ -159,6 +168,7 @@ impl Room {
                 retired: BTreeSet::new(),
                 damages: HashMap::new(),
                 quarantined: BTreeSet::new(),
+                claimed: Vec::new(),
                 leases: HashMap::new(),
                 waiters: BTreeMap::new(),
                 arrivals: 0,
@@ -173,6 +183,7 @@ impl Room {
             limit: AtomicU32::new(slots),
             has_retired: AtomicBool::new(false),
             owner: OwnerProcess::current(),
+            orphaned,
             store,
         }
     }
@@ -225,7 +236,8 @@ impl Room {
         control: &JobControl,
     ) -> Result<TakenSlots, BlockResult> {
         let usable = {
-            let state = lock(&self.state);
+            let mut state = lock(&self.state);
+            self.free_unclaimed(&mut state);
             state.slots().saturating_sub(state.pinned())
         };
         let mut count = most.min(usable / 2).max(1);
@@ -249,10 +261,9 @@ impl Room {
         let mut state = lock(&self.state);
         let taken = if state.is_next(priority) {
             self.obtain(&mut state, count, &mut effects)
-        } else if let Some(never) = state.never(count) {
-            Err(Shortage::Never(never))
         } else {
-            Err(Shortage::Now)
+            self.free_unclaimed(&mut state);
+            Err(state.shortage(count))
         };
         let result = match taken {
             Ok(slots) => Ok(Ok(TakenSlots::new(self, slots))),
@@ -281,6 +292,7 @@ impl Room {
         count: usize,
         effects: &mut DeferredEffects,
     ) -> Result<Vec<u32>, Shortage> {
+        self.free_unclaimed(state);
         if let Some(never) = state.never(count) {
             return Err(Shortage::Never(never));
         }
@@ -305,10 +317,12 @@ impl Room {
                 key
             };
             let Some(slot) = self.policy.evict(&mut take) else {
-                if dirty > 0 {
+                // Copies may claim the slots of blocks that just left.
+                let shortage = state.shortage(count);
+                if dirty > 0 && shortage == Shortage::Now {
                     effects.lacks = count - state.free.len();
                 }
-                return Err(Shortage::Now);
+                return Err(shortage);
             };
             effects.evicted.extend(key);
             self.put_back(state, slot);
@@ -383,9 +397,15 @@ impl RoomState {
         self.waiters.keys().next().is_none_or(|(Reverse(first), _)| priority > *first)
     }
 
-    /// The slots that are not quarantined.
+    /// The slots that are neither quarantined nor claimed. No job waits for a claim, because nothing tells when
+    /// it ends.
     fn slots(&self) -> usize {
-        to_usize(self.limit.into()).saturating_sub(self.quarantined.len())
+        let unused = self.quarantined.len() + self.claimed.len();
+        to_usize(self.limit.into()).saturating_sub(unused)
+    }
+
+    fn shortage(&self, requested: usize) -> Shortage {
+        self.never(requested).map_or(Shortage::Now, Shortage::Never)
     }
 
     /// The slots that leases pin. Leases beyond the limit pin no slot that a job could get.

@@ -21,7 +21,8 @@ impl Room {
         if slots < before {
             let free = std::mem::take(&mut state.free);
             let quarantined = std::mem::take(&mut state.quarantined);
-            for slot in free.into_iter().chain(quarantined) {
+            let claimed = std::mem::take(&mut state.claimed);
+            for slot in free.into_iter().chain(quarantined).chain(claimed) {
                 self.put_back(&mut state, slot);
             }
         } else {
@@ -30,6 +31,8 @@ impl Room {
         }
         // Those beyond the limit are written first: their slots are to become free.
         state.dirty.make_contiguous().sort_by_key(|(slot, _)| *slot < slots);
+        drop(state);
+        self.policy.set_limit(slots);
         slots..before
     }
 
@@ -78,9 +81,17 @@ impl Room {
             self.has_retired.store(true, Ordering::Relaxed);
         } else if state.damages.get(&slot).is_some_and(|&damages| damages >= MOST_DAMAGES) {
             state.quarantined.insert(slot);
+        } else if self.orphaned.as_ref().is_some_and(|orphaned| orphaned.has(slot)) {
+            state.claimed.push(slot);
         } else {
             state.free.push(slot);
         }
+    }
+
+    /// Frees the slots whose orphaned copies have ended.
+    pub(super) fn free_unclaimed(&self, state: &mut RoomState) {
+        let claimed = std::mem::take(&mut state.claimed);
+        claimed.into_iter().for_each(|slot| self.put_back(state, slot));
     }
 
     /// Tells the store that slots beyond the limit became free, if so. No lock may be held.

@@ -1,6 +1,7 @@
 //! Slots in use: by a job that fills them, a reader, or a lease.
 
 use std::cmp::Reverse;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -28,12 +29,16 @@ type KeptSlot = (usize, KeyHash, u32);
 pub(crate) struct SharedSlots {
     room: Arc<Room>,
     slots: Mutex<Vec<Option<u32>>>,
+    /// Whether requests shared them, and may have written them. Relaxed: the job sets it before its requests
+    /// begin.
+    is_shared: AtomicBool,
 }
 
 impl TakenSlots {
     pub(super) fn new(room: &Arc<Room>, slots: Vec<u32>) -> Self {
         let slots = Mutex::new(slots.into_iter().map(Some).collect());
-        let shared = Arc::new(SharedSlots { room: Arc::clone(room), slots });
+        let (room, is_shared) = (Arc::clone(room), AtomicBool::new(false));
+        let shared = Arc::new(SharedSlots { room, slots, is_shared });
         Self { shared, kept: Vec::new() }
     }
 
@@ -49,12 +54,13 @@ impl TakenSlots {
     /// Gives a slot back.
     pub(crate) fn free(&mut self, index: usize) {
         if let Some(slot) = self.shared.take(index) {
-            self.shared.room.free([slot]);
+            self.shared.give_back(&[slot]);
         }
     }
 
-    /// Keeps the slots for a request, after a panic in the task.
+    /// Keeps the slots for a request that writes them, after a panic in the task.
     pub(crate) fn share(&self) -> Arc<SharedSlots> {
+        self.shared.is_shared.store(true, Ordering::Relaxed);
         Arc::clone(&self.shared)
     }
 
@@ -88,7 +94,15 @@ impl SharedSlots {
     fn free_all(&self) {
         let slots: Vec<u32> = lock(&self.slots).iter_mut().filter_map(Option::take).collect();
         if !slots.is_empty() {
-            self.room.free(slots);
+            self.give_back(&slots);
+        }
+    }
+
+    fn give_back(&self, slots: &[u32]) {
+        if self.is_shared.load(Ordering::Relaxed) {
+            self.room.free_written(slots);
+        } else {
+            self.room.free(slots.iter().copied());
         }
     }
 }

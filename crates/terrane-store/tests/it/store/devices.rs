@@ -50,21 +50,21 @@ fn has(endpoint: &Endpoint, block: u32, number: usize) -> bool {
     found == content(&key(number), bytes)
 }
 
-struct Machine {
-    engine: Arc<SimulatedEngine>,
-    manager: TransferManager,
+pub(super) struct Machine {
+    pub(super) engine: Arc<SimulatedEngine>,
+    pub(super) manager: TransferManager,
     /// The cache of the serving engine.
-    cache: Endpoint,
+    pub(super) cache: Endpoint,
 }
 
 impl Machine {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let engine = Arc::new(SimulatedEngine::new(SimulatedEngineOptions::default()));
         let manager = TransferManager::new([Arc::clone(&engine) as Arc<dyn CopyEngine>]);
         Self { engine, manager, cache: on_device(24, 0) }
     }
 
-    fn block_bytes(&self) -> u64 {
+    pub(super) fn block_bytes(&self) -> u64 {
         self.cache.layout().geometry().block_bytes().get()
     }
 
@@ -114,7 +114,7 @@ impl Machine {
 }
 
 /// The cache is filled by the processor, before each job.
-fn ordered() -> JobOptions {
+pub(super) fn ordered() -> JobOptions {
     JobOptions::new().device_order(DeviceOrder::AlreadySynchronised)
 }
 

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
-use terrane_store::{Blocks, EvictionKind, JobOptions, Store, TierId, WritePolicy};
+use terrane_store::{BlockGroup, Blocks, EvictionKind, JobOptions, Store, TierId, WritePolicy};
 use terrane_testkit::random::Seeded;
 use terrane_transfer::Endpoint;
 
@@ -213,4 +213,24 @@ fn assert_fits_disk(store: &Store, limit: usize) {
         assert!(Instant::now() < until, "{:#?}", store.snapshot());
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+#[test]
+fn new_blocks_are_hit_in_a_tier_that_shrank() {
+    let group = BlockGroup::new("kv", 8192);
+    let (store, _) = Store::builder().group(group).host(slots(20 * SLOTS)).open().unwrap();
+    store.resize(HOST, slots(SLOTS)).unwrap();
+    let count = usize::try_from(SLOTS).unwrap();
+    // Blocks that were hot fill the main queue of S3-FIFO.
+    for _ in 0..6 {
+        put_ok(&store, &keys(0..count), BLOCK);
+    }
+    let mut hits = 0;
+    for number in count..2 * count {
+        put_ok(&store, &[key(number)], BLOCK);
+        // Each block is used again after three others.
+        hits += store.prefix(0, &[key(number - 3)]);
+    }
+    assert!(hits > count / 2, "{hits} of {count}");
+    assert_at_rest(&store);
 }

@@ -17,6 +17,7 @@ use crate::error::TransferError;
 use crate::hazard::address_claims::AddressClaim;
 use crate::hazard::conflict::Access;
 use crate::hazard::notify::notify;
+use crate::hazard::orphaned_claims::OrphanedClaims;
 use crate::hazard::table::{
     ALL_TOKENS, BlockUse, Claim, HazardTable, LockedHazards, Written, incomplete,
 };
@@ -175,6 +176,12 @@ impl Endpoint {
     #[must_use]
     pub fn downgrade(&self) -> WeakEndpoint {
         WeakEndpoint(Arc::downgrade(&self.0))
+    }
+
+    /// The claims of orphaned transfers on the blocks.
+    #[must_use]
+    pub fn orphaned_claims(&self) -> OrphanedClaims {
+        OrphanedClaims::new(self.0.hazards.clone())
     }
 
     /// Keeps transfers from writing these blocks, while the caller reads them directly.

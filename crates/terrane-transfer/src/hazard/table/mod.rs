@@ -15,7 +15,7 @@ mod tests;
 
 use std::cmp::Ordering;
 use std::ops::Range;
-use std::sync::atomic::{self, AtomicU64};
+use std::sync::atomic::{self, AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
 use slab::Slab;
@@ -58,14 +58,15 @@ struct SharedTable {
     /// the model checker.
     number: u64,
     owner: OwnerProcess,
+    /// The number of claims whose holders failed while the blocks may still be accessed. It changes under
+    /// the lock.
+    orphaned: AtomicUsize,
     claims: Mutex<TableState>,
 }
 
 struct TableState {
     counts: BlockCounts,
     in_flight: Slab<ClaimEntry>,
-    /// The number of claims whose holders failed while the blocks may still be accessed.
-    orphaned: usize,
     incomplete: Incomplete,
     /// The ranges of blocks that have an allocator of slots.
     slots: Vec<Range<u32>>,
@@ -106,11 +107,20 @@ impl HazardTable {
     fn build(num_blocks: u32, incomplete: Incomplete) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (counts, in_flight) = (BlockCounts::new(num_blocks), Slab::new());
-        let claims = TableState { counts, in_flight, orphaned: 0, incomplete, slots: Vec::new() };
+        let claims = TableState { counts, in_flight, incomplete, slots: Vec::new() };
         let owner = OwnerProcess::current();
         // Relaxed: only uniqueness is needed.
         let number = NEXT.fetch_add(1, atomic::Ordering::Relaxed);
-        Self { shared: Arc::new(SharedTable { number, owner, claims: Mutex::new(claims) }) }
+        let (orphaned, claims) = (AtomicUsize::new(0), Mutex::new(claims));
+        Self { shared: Arc::new(SharedTable { number, owner, orphaned, claims }) }
+    }
+
+    /// Whether an orphaned transfer claims the block. Without any orphaned transfer, it takes no lock.
+    pub(crate) fn is_orphaned(&self, block: u32) -> bool {
+        // Acquire: the copies that had a claim have ended once it is not counted.
+        self.shared.orphaned.load(atomic::Ordering::Acquire) > 0
+            && self.check_owner().is_ok()
+            && self.lock().is_orphaned(block)
     }
 
     /// Fails in a forked process, where the table must not be locked: a thread of the parent may
@@ -174,6 +184,11 @@ impl LockedHazards<'_> {
     /// Whether no claim, not even that of an orphaned transfer, has any of the blocks.
     pub(crate) fn are_unclaimed(&self, blocks: &[u32]) -> bool {
         self.claims.counts.are_free(blocks, Access::Write)
+    }
+
+    fn is_orphaned(&mut self, block: u32) -> bool {
+        let mut entries = self.claims.in_flight.iter_mut();
+        entries.any(|(_, entry)| entry.is_orphaned && entry.blocks.has(block))
     }
 
     /// Records that these blocks have an allocator of slots. Fails with the range of another
@@ -301,7 +316,9 @@ impl Claim {
         }
         let claims = &mut *lock(&self.table.claims);
         let Some(entry) = claims.in_flight.get_mut(self.key) else { return };
-        claims.orphaned += usize::from(!std::mem::replace(&mut entry.is_orphaned, true));
+        if !std::mem::replace(&mut entry.is_orphaned, true) {
+            self.table.orphaned.fetch_add(1, atomic::Ordering::Relaxed);
+        }
         if entry.access == Access::Write {
             claims.incomplete.add(&entry.blocks, entry.group, &entry.area);
         }
@@ -315,7 +332,9 @@ impl Claim {
     /// [`TransferError::Incomplete`] if the claim reads incomplete blocks without permission.
     pub(crate) fn check_start(&self, allow_incomplete: bool) -> Result<(), TransferError> {
         let claims = &mut *lock(&self.table.claims);
-        if claims.incomplete.is_empty() && claims.orphaned == 0 {
+        // Relaxed: the lock orders it.
+        let has_orphaned = self.table.orphaned.load(atomic::Ordering::Relaxed) > 0;
+        if claims.incomplete.is_empty() && !has_orphaned {
             return Ok(());
         }
         let Some(entry) = claims.in_flight.get(self.key) else { return Ok(()) };
@@ -323,7 +342,7 @@ impl Claim {
         let Area { layers, heads, tokens } = entry.area.clone();
         let (access, group) = (entry.access, entry.group);
         let wanted = BlockUse { access, blocks: &blocks, group, layers, heads, tokens };
-        if claims.orphaned > 0 {
+        if has_orphaned {
             let conflicts = claims.conflicts(&wanted, |entry| entry.is_orphaned, |_| true);
             if !conflicts.is_empty() {
                 return Err(TransferError::Conflict { conflicts });
@@ -349,7 +368,9 @@ impl Drop for Claim {
         let claims = &mut *lock(&self.table.claims);
         let Some(entry) = claims.in_flight.try_remove(self.key) else { return };
         claims.counts.remove(&entry.blocks, entry.access);
-        claims.orphaned -= usize::from(entry.is_orphaned);
+        if entry.is_orphaned {
+            self.table.orphaned.fetch_sub(1, atomic::Ordering::Release);
+        }
         match (entry.access, self.written.get()) {
             (Access::Read, _) | (_, Some(Written::Nothing)) => {}
             (Access::Write, Some(Written::All)) => {

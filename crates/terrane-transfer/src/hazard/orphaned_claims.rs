@@ -1,0 +1,29 @@
+//! The claims of orphaned transfers on the blocks of an endpoint.
+
+use crate::hazard::table::HazardTable;
+
+/// The claims of [orphaned](crate::CopyJob::orphan) transfers on the blocks of an endpoint; from
+/// [`Endpoint::orphaned_claims`](crate::Endpoint::orphaned_claims).
+///
+/// It is for code that allocates block ids itself, without [`Slots`](crate::Slots). A block is not reused while
+/// an orphaned transfer claims it. The value keeps no memory of the blocks alive.
+#[derive(Clone)]
+pub struct OrphanedClaims(HazardTable);
+
+impl OrphanedClaims {
+    pub(super) const fn new(hazards: HazardTable) -> Self {
+        Self(hazards)
+    }
+
+    /// Whether an orphaned transfer claims the block now, because its copy may still read or write it.
+    /// It is `false` in a forked process.
+    ///
+    /// The owner of a block learns of an orphaned transfer by its outcome. After this, the method returns
+    /// `true` until the copy has ended. It takes no lock if no transfer of the endpoint is orphaned.
+    #[must_use]
+    pub fn has(&self, block: u32) -> bool {
+        self.0.is_orphaned(block)
+    }
+}
+
+terrane_core::debug_fields!(OrphanedClaims {});
