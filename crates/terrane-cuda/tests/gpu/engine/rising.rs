@@ -70,7 +70,7 @@ fn only_blocks_in_the_usable_prefix_are_copied() {
                 let TransferError::NoEngine { declined, .. } = &rejected.cause else {
                     panic!("{path:?}, {ids:?}: {rejected}");
                 };
-                let all_so = declined.iter().all(|(_, why)| *why == Declined::ComingUp);
+                let all_so = declined.iter().all(|(_, why)| *why == Declined::MemoryNotReady);
                 assert!(all_so, "{path:?}, {ids:?}: {rejected}");
             }
         }
