@@ -153,7 +153,7 @@ impl Tool {
     }
 
     /// Runs the program without output on this terminal. Returns its standard error if it fails.
-    pub fn complaint(mut self) -> Result<Option<String>> {
+    pub fn stderr_if_failed(mut self) -> Result<Option<String>> {
         let output = self.command.output().with_context(|| format!("cannot start `{self}`"))?;
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         Ok((!output.status.success()).then_some(stderr))
@@ -179,7 +179,7 @@ impl Tool {
     /// they were written. Returns whether the program succeeded.
     pub fn each_line(mut self, mut on_line: impl FnMut(&str) -> Result<()>) -> Result<bool> {
         let status = self.follow(Errors::BesideOutput, &mut on_line)?;
-        if self.has_passed(status) {
+        if self.is_over_limit(status) {
             on_line(&format!("`{self}` {}", self.failure(status)))?;
         }
         Ok(status.success())
@@ -223,13 +223,13 @@ impl Tool {
     }
 
     /// Whether `timeout` has ended the program: by its own code, or by a kill after 10 s.
-    fn has_passed(&self, status: ExitStatus) -> bool {
+    fn is_over_limit(&self, status: ExitStatus) -> bool {
         self.limit.is_some() && matches!(status.code(), Some(124 | 137))
     }
 
     fn failure(&self, status: ExitStatus) -> String {
         match self.limit {
-            Some(limit) if self.has_passed(status) => {
+            Some(limit) if self.is_over_limit(status) => {
                 format!("was ended after its limit of {limit} s; it hangs, or the machine is busy")
             }
             _ => format!("failed ({status})"),

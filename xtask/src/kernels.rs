@@ -24,7 +24,7 @@ pub fn stamped(source_name: &str, source: &str, compiler: &str, ptx: &str) -> St
 }
 
 /// Checks that the PTX was compiled from this source. Otherwise returns the problem.
-pub fn judge(source: &str, ptx: &str) -> Result<(), &'static str> {
+pub fn check_stamp(source: &str, ptx: &str) -> Result<(), &'static str> {
     let mut parts = ptx.splitn(4, '\n');
     let mut next = |prefix: &str| parts.next().and_then(|line| line.strip_prefix(prefix));
     let (_, of_source, of_rest) = (next("// Made of "), next(SOURCE), next(REST));
@@ -59,7 +59,7 @@ mod tests {
     fn a_stamp_fits_its_source_and_no_other() {
         let ptx = stamped("a.cu", "source\n", "compiler 1", "\n.version 8.7\nret;\n\n\0");
         assert!(ptx.ends_with("\n.version 8.7\nret;\n"), "{ptx}");
-        assert_eq!(judge("source\n", &ptx), Ok(()));
+        assert_eq!(check_stamp("source\n", &ptx), Ok(()));
         for (source, ptx, words) in [
             ("source \n", ptx.clone(), "was changed"),
             ("source\n", ptx.replace("ret", "nop"), "was edited"),
@@ -67,7 +67,7 @@ mod tests {
             ("source\n", String::from(".version 8.7\n"), "no stamp"),
             ("source\n", String::new(), "no stamp"),
         ] {
-            let reason = judge(source, &ptx).unwrap_err();
+            let reason = check_stamp(source, &ptx).unwrap_err();
             assert!(reason.contains(words), "{reason}");
         }
     }

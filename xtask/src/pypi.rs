@@ -126,15 +126,16 @@ pub fn pip(workspace: &Workspace, command: &str, with: impl FnOnce(Tool) -> Tool
     let pip = Tool::new(workspace, "python3")
         .args(["-m", "pip", command, "--quiet", "--no-deps", "--only-binary=:all:"])
         .args(["--disable-pip-version-check", "--no-input"]);
-    let stderr = with(pip).complaint().context("python3 with pip is needed; install both")?;
+    let stderr =
+        with(pip).stderr_if_failed().context("python3 with pip is needed; install both")?;
     match stderr {
-        Some(stderr) => bail!("{}\npip says:\n{}", judge(&stderr), stderr.trim_end()),
+        Some(stderr) => bail!("{}\npip says:\n{}", meaning_and_remedy(&stderr), stderr.trim_end()),
         None => Ok(()),
     }
 }
 
 /// Returns the meaning of pip's error and the remedy.
-fn judge(stderr: &str) -> &'static str {
+fn meaning_and_remedy(stderr: &str) -> &'static str {
     let says = |words: &[&str]| words.iter().any(|word| stderr.contains(word));
     if says(&["No module named pip"]) {
         return "python3 has no pip; install it (`apt-get install python3-pip`, or `python3 -m \
@@ -266,7 +267,7 @@ mod tests {
             ("OSError: [Errno 28] No space left on device: 'a' -> 'b'", "a disk is full"),
             ("Segmentation fault", "pip failed"),
         ] {
-            assert!(judge(said).contains(words), "{said}");
+            assert!(meaning_and_remedy(said).contains(words), "{said}");
         }
     }
 }

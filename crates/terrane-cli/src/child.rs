@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 
 /// The reason why a child process returned no result. The text follows the name of the child.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum NoAnswer {
+pub(crate) enum ChildFailure {
     /// It could not be started.
     NotStarted(String),
     /// It ran longer than the timeout, and was killed.
@@ -19,7 +19,7 @@ pub(crate) enum NoAnswer {
     Failed { how: String, last_line: String },
 }
 
-impl std::fmt::Display for NoAnswer {
+impl std::fmt::Display for ChildFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NotStarted(error) => write!(f, "could not be started: {error}"),
@@ -32,13 +32,14 @@ impl std::fmt::Display for NoAnswer {
     }
 }
 
-/// Runs the command to its end, and returns its standard output. Then kills the processes that it started and did not
-/// stop.
-pub(crate) fn answer(mut command: Command, timeout: Duration) -> Result<Vec<u8>, NoAnswer> {
+/// Runs the command to its end, and returns its standard output. Then kills the processes that it
+/// started and did not stop.
+pub(crate) fn output_of(mut command: Command, timeout: Duration) -> Result<Vec<u8>, ChildFailure> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // The child and its descendants are in their own process group, so that they can be killed together.
+    // The child and its descendants are in their own process group, so that they can be killed
+    // together.
     command.process_group(0);
-    let mut child = command.spawn().map_err(|error| NoAnswer::NotStarted(error.to_string()))?;
+    let mut child = command.spawn().map_err(|error| ChildFailure::NotStarted(error.to_string()))?;
     let (out, error) = (child.stdout.take(), child.stderr.take());
     // Two threads read both pipes, because a child blocks on a full pipe.
     thread::scope(|scope| {
@@ -47,12 +48,12 @@ pub(crate) fn answer(mut command: Command, timeout: Duration) -> Result<Vec<u8>,
         let status = wait(&mut child, timeout);
         let (out, error) = (out.join().unwrap_or_default(), error.join().unwrap_or_default());
         match status {
-            None => Err(NoAnswer::TimedOut(timeout)),
+            None => Err(ChildFailure::TimedOut(timeout)),
             Some(status) if status.success() => Ok(out),
             Some(status) => {
                 let text = String::from_utf8_lossy(&error);
                 let last_line = text.lines().last().unwrap_or_default().to_owned();
-                Err(NoAnswer::Failed { how: how(status), last_line })
+                Err(ChildFailure::Failed { how: how(status), last_line })
             }
         }
     })
@@ -69,8 +70,8 @@ fn read(pipe: Option<impl Read>) -> Vec<u8> {
     bytes
 }
 
-/// Waits until the child ends. Then, or at the timeout, kills its group, because a remaining process would keep the
-/// pipes open.
+/// Waits until the child ends. Then, or at the timeout, kills its group, because a remaining
+/// process would keep the pipes open.
 fn wait(child: &mut Child, timeout: Duration) -> Option<ExitStatus> {
     let deadline = Instant::now() + timeout;
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
@@ -82,7 +83,8 @@ fn wait(child: &mut Child, timeout: Duration) -> Option<ExitStatus> {
             Some(Ok(false) | Err(_)) | None => break false,
         }
     };
-    // The child is not reaped yet, so no other group can have its number. The call fails if no other process is left.
+    // The child is not reaped yet, so no other group can have its number. The call fails if no
+    // other process is left.
     let _ = group.map(|group| kill_process_group(group, Signal::KILL));
     let _ = child.kill();
     let status = child.wait().ok();
@@ -108,10 +110,10 @@ fn how(status: ExitStatus) -> String {
 mod tests {
     use super::*;
 
-    fn shell(script: &str, timeout: Duration) -> Result<Vec<u8>, NoAnswer> {
+    fn shell(script: &str, timeout: Duration) -> Result<Vec<u8>, ChildFailure> {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        answer(command, timeout)
+        output_of(command, timeout)
     }
 
     const LONG: Duration = Duration::from_secs(60);
@@ -127,7 +129,7 @@ mod tests {
     fn a_child_that_hangs_is_killed() {
         let begun = Instant::now();
         let limit = Duration::from_millis(50);
-        assert_eq!(shell("exec sleep 600", limit), Err(NoAnswer::TimedOut(limit)));
+        assert_eq!(shell("exec sleep 600", limit), Err(ChildFailure::TimedOut(limit)));
         assert!(begun.elapsed() < LONG);
     }
 
@@ -136,7 +138,7 @@ mod tests {
         let begun = Instant::now();
         assert_eq!(shell("sleep 600 & echo yes", LONG), Ok(b"yes\n".to_vec()));
         let limit = Duration::from_millis(50);
-        assert_eq!(shell("sleep 600; echo no", limit), Err(NoAnswer::TimedOut(limit)));
+        assert_eq!(shell("sleep 600; echo no", limit), Err(ChildFailure::TimedOut(limit)));
         assert!(begun.elapsed() < LONG);
     }
 
@@ -146,7 +148,7 @@ mod tests {
         assert_eq!(crash, "crashed by signal 11");
         let failure = shell("echo no library >&2; exit 9", LONG).unwrap_err().to_string();
         assert_eq!(failure, "ended with status 9: no library");
-        let missing = answer(Command::new("/no/such/program"), LONG).unwrap_err();
-        assert!(matches!(missing, NoAnswer::NotStarted(_)));
+        let missing = output_of(Command::new("/no/such/program"), LONG).unwrap_err();
+        assert!(matches!(missing, ChildFailure::NotStarted(_)));
     }
 }

@@ -64,7 +64,7 @@ pub(crate) fn run(
         // The live view of `top` writes to the terminal itself, and has no verdict.
         Err(failure) if failure.is_closed_pipe() => ExitStatus::Success,
         Err(failure) => {
-            output.complain(&format!("terrane: {failure}"));
+            output.error_line(&format!("terrane: {failure}"));
             failure.status()
         }
     }
@@ -81,9 +81,9 @@ fn refuse(error: &clap::Error, output: &mut Output<'_>) -> ExitStatus {
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         // Without a command, the list of commands is the most useful output.
-        output.complain(text.trim_end());
+        output.error_line(text.trim_end());
     } else {
-        output.complain(&one_line(&text));
+        output.error_line(&one_line(&text));
     }
     ExitStatus::Usage
 }

@@ -1,4 +1,5 @@
-//! The program `terrane`. All code is in the library, so that a Python wheel can install the command too.
+//! The program `terrane`. All code is in the library, so that a Python wheel can install the
+//! command too.
 
 use std::process::ExitCode;
 

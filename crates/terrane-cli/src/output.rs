@@ -25,8 +25,8 @@ impl<'a> Output<'a> {
 
     /// Prints text that ends with a line break.
     ///
-    /// If the reader has closed the pipe, as `head` does, the text is dropped. The exit status still
-    /// has the verdict.
+    /// If the reader has closed the pipe, as `head` does, the text is dropped. The exit status
+    /// still has the verdict.
     pub(crate) fn text(&mut self, text: &str) -> Result<(), Failure> {
         let written = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
         match written {
@@ -42,7 +42,7 @@ impl<'a> Output<'a> {
     }
 
     /// Prints a line to standard error. If this fails, the error cannot be reported.
-    pub(crate) fn complain(&mut self, line: &str) {
+    pub(crate) fn error_line(&mut self, line: &str) {
         let _ = writeln!(self.error, "{line}");
     }
 

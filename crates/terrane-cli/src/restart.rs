@@ -27,8 +27,9 @@ impl Restart {
         Self { program, arguments, python: "python3".into() }
     }
 
-    /// Sets the interpreter for scripts, unless an option names another one. A Python package passes the interpreter
-    /// of this process. The default is `python3` from the shell's search path.
+    /// Sets the interpreter for scripts, unless an option names another one. A Python package
+    /// passes the interpreter of this process. The default is `python3` from the shell's search
+    /// path.
     #[must_use]
     pub fn within_python(self, python: impl Into<OsString>) -> Self {
         Self { python: python.into(), ..self }

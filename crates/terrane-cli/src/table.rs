@@ -25,7 +25,8 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>], left: &[usize]) -> St
     lines.collect()
 }
 
-/// Breaks a text into lines of at most 80 columns. All lines but the first begin with `indent`. Spaces are kept.
+/// Breaks a text into lines of at most 80 columns. All lines but the first begin with `indent`.
+/// Spaces are kept.
 pub(crate) fn wrap(text: &str, indent: &str) -> String {
     let words = text.trim_start_matches(' ');
     let (mut lines, mut line) = (String::new(), " ".repeat(text.len() - words.len()));

@@ -53,6 +53,7 @@ mod capability;
 #[cfg(feature = "checksum")]
 pub mod checksum;
 pub mod convert;
+mod delegate_error;
 mod display;
 mod getters;
 mod location;
@@ -61,7 +62,6 @@ pub mod metrics;
 mod os_error;
 mod process;
 mod register;
-mod returned;
 pub mod sync;
 
 pub use allocate::limits::Limits;

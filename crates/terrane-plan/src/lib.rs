@@ -2,15 +2,16 @@
 //!
 //! # Should I be using this crate?
 //!
-//! Use it to compute the memory that a model needs on each tier of a machine, before any memory exists. The results
-//! are bytes of tokens, blocks and chunks, padding, huge pages, registrations, and predicted times. The command
-//! `terrane plan` prints them. To build the layouts themselves, use `terrane-layout`.
+//! Use it to compute the memory that a model needs on each tier of a machine, before any memory
+//! exists. The results are bytes of tokens, blocks and chunks, padding, huge pages, registrations,
+//! and predicted times. The command `terrane plan` prints them. To build the layouts themselves,
+//! use `terrane-layout`.
 //!
 //! # Limits of this crate
 //!
-//! It does no I/O and examines no machine: the caller passes a [`Machine`], or none. It predicts a time only if the
-//! machine has a rate, and names the origin of that rate. It does not know weights and activations, so the caller
-//! states the device memory that is available to the cache.
+//! It does no I/O and examines no machine: the caller passes a [`Machine`], or none. It predicts a
+//! time only if the machine has a rate, and names the origin of that rate. It does not know weights
+//! and activations, so the caller states the device memory that is available to the cache.
 //!
 //! # Example
 //!

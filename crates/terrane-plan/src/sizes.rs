@@ -48,8 +48,8 @@ pub fn parse_bytes(text: &str) -> Result<ByteCount, PlanError> {
     scaled(text, scale).map(ByteCount::new).ok_or_else(|| PlanError::Size { text: text.to_owned() })
 }
 
-/// Parses a number of tokens or users: `131072`, `128k`, `1M`. The suffixes are powers of 1,024, as in the names of
-/// context lengths.
+/// Parses a number of tokens or users: `131072`, `128k`, `1M`. The suffixes are powers of 1,024, as
+/// in the names of context lengths.
 ///
 /// # Errors
 ///

@@ -9,8 +9,8 @@ use crate::error::PlanError;
 /// The keys of blocks in the order in which they were requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
-    /// For each use of a key: the number of different keys used since its last use, including this key. `None` at the
-    /// first use.
+    /// For each use of a key: the number of different keys used since its last use, including this
+    /// key. `None` at the first use.
     distances: Vec<Option<usize>>,
     keys: usize,
     requests: usize,
@@ -25,7 +25,8 @@ pub struct TraceReport {
     pub uses: u64,
     /// Different keys.
     pub keys: u64,
-    /// The ratio of a cache that never evicts: the share of uses that are not the first use of their key.
+    /// The ratio of a cache that never evicts: the share of uses that are not the first use of
+    /// their key.
     pub largest_hit_ratio: f64,
     /// The ratio at several capacities, ascending.
     pub by_capacity: Vec<HitRatio>,
@@ -43,8 +44,8 @@ pub struct HitRatio {
 }
 
 impl Trace {
-    /// Parses a trace. A line has the keys of one request, separated by spaces or commas, or is a JSON object with
-    /// the list `hash_ids`. Empty lines and lines that begin with `#` are skipped.
+    /// Parses a trace. A line has the keys of one request, separated by spaces or commas, or is a
+    /// JSON object with the list `hash_ids`. Empty lines and lines that begin with `#` are skipped.
     ///
     /// # Errors
     ///
@@ -124,7 +125,8 @@ fn keys_of(line: &str) -> Result<Vec<String>, String> {
     Ok(words.map(str::to_owned).collect())
 }
 
-/// Distances in a stack ordered by last use. A Fenwick tree over times counts the keys by the time of their last use.
+/// Distances in a stack ordered by last use. A Fenwick tree over times counts the keys by the time
+/// of their last use.
 #[derive(Debug, Default)]
 struct StackDistances {
     last_use: HashMap<String, usize>,
@@ -136,7 +138,8 @@ impl StackDistances {
     fn next(&mut self, key: String) -> Option<usize> {
         let now = self.tree.len() + 1;
         let before = self.last_use.insert(key, now);
-        // Node `now` covers the positions after `now - lowest_bit(now)`. All are known except the new one.
+        // Node `now` covers the positions after `now - lowest_bit(now)`. All are known except the
+        // new one.
         let below = self.sum(now - 1) - self.sum(now - lowest_bit(now));
         self.tree.push(below + 1);
         let before = before?;

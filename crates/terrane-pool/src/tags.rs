@@ -30,6 +30,13 @@ impl Tag {
     }
 }
 
+/// Whether bytes of a tag became live, or stopped being live.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum LiveBytes {
+    Added,
+    Removed,
+}
+
 /// Live bytes by tag: bytes allocated by one thread minus bytes released by it, so a value may be
 /// negative.
 ///
@@ -44,17 +51,16 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// Counts bytes that became live, or are no longer live. Only one thread may call this at a
+    /// Counts bytes that became live, or stopped being live. Only one thread may call this at a
     /// time.
     #[inline]
-    pub(crate) fn count(&self, tag: Tag, bytes: u64, live: bool) {
+    pub(crate) fn count(&self, tag: Tag, bytes: u64, change: LiveBytes) {
         let Some(count) = self.0.get(tag.index()) else { return };
         // Two's complement: the sum over all threads is correct even if one value wraps.
         let before = count.load(Ordering::Relaxed);
-        let after = if live {
-            before.wrapping_add_unsigned(bytes)
-        } else {
-            before.wrapping_sub_unsigned(bytes)
+        let after = match change {
+            LiveBytes::Added => before.wrapping_add_unsigned(bytes),
+            LiveBytes::Removed => before.wrapping_sub_unsigned(bytes),
         };
         count.store(after, Ordering::Relaxed);
     }

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::Problem;
 use super::source::SourceFile;
-use crate::kernels::judge;
+use crate::kernels::check_stamp;
 
 /// Checks a `.cu` file against the `.ptx` file of the same name in its folder.
 pub fn check(file: &SourceFile) -> Option<Problem> {
@@ -12,7 +12,7 @@ pub fn check(file: &SourceFile) -> Option<Problem> {
         return None;
     }
     let message = match fs::read_to_string(file.path.with_extension("ptx")) {
-        Ok(ptx) => judge(&file.text, &ptx).err()?.to_owned(),
+        Ok(ptx) => check_stamp(&file.text, &ptx).err()?.to_owned(),
         Err(error) => {
             format!("its PTX cannot be read ({error}); run `cargo xtask kernels build`")
         }

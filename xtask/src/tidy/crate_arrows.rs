@@ -50,10 +50,10 @@ pub fn check(package: &Package, workspace: &Workspace) -> Vec<Problem> {
         .map(|dependency| dependency.name.as_str())
         .filter(|name| members.contains(name))
         .collect();
-    let arrows = judge(&package.name, &dependencies);
+    let arrows = forbidden_arrows(&package.name, &dependencies);
     arrows
         .into_iter()
-        .chain(judge_publishing(package, is_published(package)))
+        .chain(publishing_problem(package, is_published(package)))
         .map(|message| Problem::of(package.manifest_path.as_std_path(), message))
         .collect()
 }
@@ -63,7 +63,7 @@ fn level_of(name: &str) -> Option<Level> {
 }
 
 /// Returns the forbidden ones of `dependencies`, which are all members of the workspace.
-fn judge(name: &str, dependencies: &[&str]) -> Vec<String> {
+fn forbidden_arrows(name: &str, dependencies: &[&str]) -> Vec<String> {
     let Some(level) = level_of(name) else {
         return vec![format!(
             "`{name}` has no level; give it one in xtask/src/tidy/crate_arrows.rs and in \
@@ -89,7 +89,7 @@ fn judge(name: &str, dependencies: &[&str]) -> Vec<String> {
 }
 
 /// Finds a tool that may be published, and a library crate that may not.
-fn judge_publishing(package: &Package, published: bool) -> Option<String> {
+fn publishing_problem(package: &Package, published: bool) -> Option<String> {
     match (level_of(&package.name)?, published) {
         (Level::Tool, true) => {
             Some(String::from("lacks `publish = false`: it is no library crate"))
@@ -107,10 +107,12 @@ mod tests {
 
     #[test]
     fn downward_arrows_pass() {
-        assert!(judge("terrane-transfer", &["terrane-core", "terrane-layout"]).is_empty());
-        assert!(judge("terrane-arrow", &["terrane-interop", "terrane-cuda"]).is_empty());
-        assert!(judge("terrane", &["terrane-arrow", "terrane-interop"]).is_empty());
-        assert!(judge("terrane-testkit", &["terrane-transfer", "terrane"]).is_empty());
+        assert!(
+            forbidden_arrows("terrane-transfer", &["terrane-core", "terrane-layout"]).is_empty()
+        );
+        assert!(forbidden_arrows("terrane-arrow", &["terrane-interop", "terrane-cuda"]).is_empty());
+        assert!(forbidden_arrows("terrane", &["terrane-arrow", "terrane-interop"]).is_empty());
+        assert!(forbidden_arrows("terrane-testkit", &["terrane-transfer", "terrane"]).is_empty());
     }
 
     #[test]
@@ -122,7 +124,7 @@ mod tests {
             ("terrane-interop", "terrane-arrow"),
             ("terrane-arrow", "terrane"),
         ] {
-            let found = judge(name, &[dependency]);
+            let found = forbidden_arrows(name, &[dependency]);
             assert_eq!(found.len(), 1, "{name} -> {dependency}");
             assert!(found[0].contains("downwards"), "{}", found[0]);
         }
@@ -130,12 +132,12 @@ mod tests {
 
     #[test]
     fn no_library_sees_a_tool() {
-        let found = judge("terrane-core", &["terrane-testkit"]);
+        let found = forbidden_arrows("terrane-core", &["terrane-testkit"]);
         assert!(found[0].contains("dev-dependency"), "{}", found[0]);
     }
 
     #[test]
     fn an_unknown_crate_needs_a_level() {
-        assert!(judge("terrane-new", &[])[0].contains("no level"));
+        assert!(forbidden_arrows("terrane-new", &[])[0].contains("no level"));
     }
 }

@@ -20,7 +20,7 @@ pub fn check(workspace: &Workspace) -> Result<Option<Problem>> {
         .args(["tree", "--quiet", "--package", FACADE, "--no-default-features"])
         .args(["--edges", "normal", "--prefix", "none", "--no-dedupe", "--format", "{p}"])
         .stdout()?;
-    let message = judge(&packages(&tree));
+    let message = too_many_packages(&packages(&tree));
     Ok(message.map(|message| Problem::of(package.manifest_path.as_std_path(), message)))
 }
 
@@ -33,7 +33,7 @@ fn packages(tree: &str) -> Vec<&str> {
     packages
 }
 
-fn judge(packages: &[&str]) -> Option<String> {
+fn too_many_packages(packages: &[&str]) -> Option<String> {
     (packages.len() > MOST_PACKAGES).then(|| {
         format!(
             "without default features it needs {} packages, the limit is {MOST_PACKAGES}; make a \
@@ -56,8 +56,8 @@ mod tests {
 
     #[test]
     fn one_package_too_many_is_found() {
-        assert_eq!(judge(&["a"; MOST_PACKAGES]), None);
-        let found = judge(&["a"; MOST_PACKAGES + 1]).unwrap();
+        assert_eq!(too_many_packages(&["a"; MOST_PACKAGES]), None);
+        let found = too_many_packages(&["a"; MOST_PACKAGES + 1]).unwrap();
         assert!(found.contains("26 packages"), "{found}");
     }
 }

@@ -49,15 +49,15 @@ pub fn check(package: &Package) -> Vec<Problem> {
         .map(|dependency| dependency.name.as_str())
         .collect();
     let features: Vec<&str> = package.features.keys().map(String::as_str).collect();
-    let owners = judge_owners(&package.name, &dependencies);
+    let owners = forbidden_dependencies(&package.name, &dependencies);
     owners
         .into_iter()
-        .chain(judge_features(&features, most_features(&package.name, &dependencies)))
+        .chain(too_many_features(&features, most_features(&package.name, &dependencies)))
         .map(|message| Problem::of(package.manifest_path.as_std_path(), message))
         .collect()
 }
 
-fn judge_owners(name: &str, dependencies: &[&str]) -> Vec<String> {
+fn forbidden_dependencies(name: &str, dependencies: &[&str]) -> Vec<String> {
     let foreign = dependencies.iter().filter_map(|dependency| {
         let rows = OWNERS.iter().filter(|(external, _)| external == dependency);
         let owners: Vec<&str> = rows.map(|(_, owner)| *owner).collect();
@@ -80,7 +80,7 @@ fn most_features(name: &str, dependencies: &[&str]) -> usize {
 }
 
 /// Finds a crate with more than `most` features.
-fn judge_features(features: &[&str], most: usize) -> Option<String> {
+fn too_many_features(features: &[&str], most: usize) -> Option<String> {
     let mut own: Vec<&str> = features.to_vec();
     own.retain(|feature| *feature != "default");
     (own.len() > most).then(|| {
@@ -99,13 +99,13 @@ mod tests {
 
     #[test]
     fn owners_may_name_what_they_own() {
-        assert!(judge_owners("terrane-cuda", &["cudarc", "terrane-core"]).is_empty());
-        assert!(judge_owners("terrane-storage", &["libc", "io-uring"]).is_empty());
+        assert!(forbidden_dependencies("terrane-cuda", &["cudarc", "terrane-core"]).is_empty());
+        assert!(forbidden_dependencies("terrane-storage", &["libc", "io-uring"]).is_empty());
     }
 
     #[test]
     fn others_may_not() {
-        let found = judge_owners("terrane-transfer", &["libc", "cudarc", "smallvec"]);
+        let found = forbidden_dependencies("terrane-transfer", &["libc", "cudarc", "smallvec"]);
         assert_eq!(found.len(), 2);
         assert!(found[0].contains("only `terrane-storage`"), "{}", found[0]);
         assert!(found[1].contains("only `terrane-cuda`"), "{}", found[1]);
@@ -113,15 +113,15 @@ mod tests {
 
     #[test]
     fn no_library_names_a_runtime() {
-        let found = judge_owners("terrane-transfer", &["tokio", "tracing"]);
+        let found = forbidden_dependencies("terrane-transfer", &["tokio", "tracing"]);
         assert_eq!(found.len(), 1);
         assert!(found[0].contains("any runtime"), "{}", found[0]);
     }
 
     #[test]
     fn three_features_pass_and_four_do_not() {
-        assert_eq!(judge_features(&["default", "a", "b", "c"], MOST_FEATURES), None);
-        let found = judge_features(&["a", "b", "c", "d"], MOST_FEATURES);
+        assert_eq!(too_many_features(&["default", "a", "b", "c"], MOST_FEATURES), None);
+        let found = too_many_features(&["a", "b", "c", "d"], MOST_FEATURES);
         assert!(found.unwrap().contains("a, b, c, d"));
     }
 

@@ -17,12 +17,12 @@ pub fn check(package: &Package) -> Result<Vec<Problem>> {
     }
     let manifest = package.manifest_path.as_std_path();
     let text = std::fs::read_to_string(manifest)?;
-    let mut messages = judge(package, &text);
+    let mut messages = metadata_problems(package, &text);
     messages.extend(docs_rs(package).err().map(|error| error.to_string()));
     Ok(messages.into_iter().map(|message| Problem::of(manifest, message)).collect())
 }
 
-fn judge(package: &Package, manifest: &str) -> Vec<String> {
+fn metadata_problems(package: &Package, manifest: &str) -> Vec<String> {
     let keywords = package.keywords.len();
     let rules = [
         (package.description.is_some(), "lacks a description"),
@@ -73,7 +73,7 @@ mod tests {
         let workspace = Workspace::load().unwrap();
         let mut package = workspace.member("terrane-wire").unwrap().clone();
         let manifest = "[package]\ninclude.workspace = true\n";
-        assert!(judge(&package, manifest).is_empty());
+        assert!(metadata_problems(&package, manifest).is_empty());
         for dependency in &mut package.dependencies {
             dependency.req = cargo_metadata::semver::VersionReq::STAR;
         }
@@ -83,10 +83,10 @@ mod tests {
         package.rust_version = None;
         package.categories.clear();
         package.keywords = vec!["k".into(); 6];
-        let found = judge(&package, "[package]\n");
+        let found = metadata_problems(&package, "[package]\n");
         assert_eq!(found.len(), 9, "{found:?}");
         assert!(found[7].contains("`terrane-core` without a version"), "{found:?}");
         package.keywords.clear();
-        assert!(judge(&package, manifest).iter().any(|line| line.contains("keywords")));
+        assert!(metadata_problems(&package, manifest).iter().any(|line| line.contains("keywords")));
     }
 }

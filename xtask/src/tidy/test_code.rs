@@ -17,7 +17,7 @@ pub fn check(file: &SourceFile, tokens: &TokenStream) -> Vec<Problem> {
     visit_levels(tokens, &mut |level| {
         for attribute in attributes(level) {
             let line = level.get(attribute.start).map_or(1, line_of);
-            if let Some(message) = judge(level, &attribute) {
+            if let Some(message) = attribute_problem(level, &attribute) {
                 problems.push(Problem::at(&file.path, line, message));
             }
         }
@@ -38,7 +38,7 @@ const OUTSIDE: &str = "`cfg(test)` outside `#[cfg(test)] mod …`: tests must ru
 
 const UNEXPLAINED: &str = "`#[ignore]` without a reason; write `#[ignore = \"needs …\"]`";
 
-fn judge(level: &[TokenTree], attribute: &Attribute) -> Option<&'static str> {
+fn attribute_problem(level: &[TokenTree], attribute: &Attribute) -> Option<&'static str> {
     let content: Vec<TokenTree> = attribute.content.clone().into_iter().collect();
     let condition = content.get(1).filter(|condition| is_about_tests(condition));
     if is_word(content.first(), "cfg")

@@ -12,7 +12,8 @@ use crate::error::Failure;
 /// The model, its ranks and its blocks.
 #[derive(Args, Debug)]
 pub(crate) struct ModelArguments {
-    /// The name of a published model (`terrane plan --list`), a config.json, or a folder that contains one
+    /// The name of a published model (`terrane plan --list`), a config.json, or a folder that
+    /// contains one
     pub model: Option<String>,
     /// Tensor-parallel ranks
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -67,8 +68,8 @@ impl ModelArguments {
     }
 }
 
-/// Loads a file or a folder if it exists, else a published model. Names of published models do not begin with a slash
-/// or a dot.
+/// Loads a file or a folder if it exists, else a published model. Names of published models do not
+/// begin with a slash or a dot.
 fn load(name: &str) -> Result<Model, Failure> {
     let path = Path::new(name);
     let is_file = name.to_lowercase().ends_with(".json") || name.starts_with(['.', '/']);

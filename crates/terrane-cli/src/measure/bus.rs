@@ -9,10 +9,11 @@ use terrane_cuda::{
 };
 use terrane_transfer::{DeviceOrder, Endpoint, Transfer, TransferManager};
 
-use super::{End, Ids, Shape, endpoint, seconds, some, timed};
+use super::{End, Ids, Shape, endpoint, first_ids, seconds_of_call, seconds_of_transfer};
 use crate::error::Failure;
 
-/// Blocks on a device and in pinned memory, in the layouts of both tiers, and contiguous on both sides.
+/// Blocks on a device and in pinned memory, in the layouts of both tiers, and contiguous on both
+/// sides.
 #[derive(Debug)]
 pub(crate) struct Bus {
     context: Context,
@@ -56,7 +57,7 @@ impl Bus {
 
     /// Copies the first blocks.
     pub(crate) fn pass_some(&self, to_host: bool, blocks: u32) -> Result<f64, Failure> {
-        let (ids, backwards) = some(&self.ids, blocks);
+        let (ids, backwards) = first_ids(&self.ids, blocks);
         self.copy((&self.device, ids), (&self.pinned, backwards), to_host)
     }
 
@@ -74,7 +75,7 @@ impl Bus {
     /// Copies in both directions at once, with separate memory for each.
     pub(crate) fn both(&self) -> Result<f64, Failure> {
         let (ids, _) = &self.ids;
-        seconds(|| {
+        seconds_of_call(|| {
             let out = ordered((&self.device, ids), (&self.pinned, ids));
             let back = ordered((&self.other_pinned, ids), (&self.contiguous, ids));
             let out = self.manager.submit(out, ()).map_err(|rejected| rejected.cause)?;
@@ -87,14 +88,14 @@ impl Bus {
 
     fn copy(&self, device: End<'_>, pinned: End<'_>, to_host: bool) -> Result<f64, Failure> {
         let transfer = if to_host { ordered(device, pinned) } else { ordered(pinned, device) };
-        timed(&self.manager, transfer)
+        seconds_of_transfer(&self.manager, transfer)
     }
 
     /// Allocates pinned memory. The time excludes freeing the memory.
     pub(crate) fn bring_up(&self, bytes: ByteCount) -> Result<f64, Failure> {
         let allocator = PinnedAllocator::new(&self.context, PinnedOptions::default())?;
         let mut memory = None;
-        seconds(|| {
+        seconds_of_call(|| {
             memory = Some(allocator.allocate_memory(&RegionRequest::new(bytes))?);
             Ok(())
         })

@@ -1,4 +1,5 @@
-//! Copies between host memory and a file, compared with a raw loop, and with fio if it is installed.
+//! Copies between host memory and a file, compared with a raw loop, and with fio if it is
+//! installed.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -15,7 +16,7 @@ use terrane_transfer::{Endpoint, Transfer, TransferManager};
 
 use super::fio::{Pass, run};
 use super::host::system;
-use super::{End, Ids, Shape, seconds, some, transfer};
+use super::{End, Ids, Shape, first_ids, seconds_of_blocks, seconds_of_call};
 use crate::error::Failure;
 
 /// Blocks in a file and in memory.
@@ -89,7 +90,7 @@ impl DiskCase {
 
     /// Copies the first blocks.
     pub(crate) fn pass_some(&mut self, is_write: bool, blocks: u32) -> Result<f64, Failure> {
-        let (ids, backwards) = some(&self.ids, blocks);
+        let (ids, backwards) = first_ids(&self.ids, blocks);
         self.copy((&self.memory, backwards), (&self.file, ids), is_write)
     }
 
@@ -100,17 +101,17 @@ impl DiskCase {
 
     fn copy(&self, memory: End<'_>, file: End<'_>, is_write: bool) -> Result<f64, Failure> {
         let (source, destination) = if is_write { (memory, file) } else { (file, memory) };
-        transfer(&self.manager, source, destination)
+        seconds_of_blocks(&self.manager, source, destination)
     }
 
-    /// Reads or writes the same bytes by threads, each with a part of the file, block by block. Uses direct I/O if
-    /// the file system supports it.
+    /// Reads or writes the same bytes by threads, each with a part of the file, block by block.
+    /// Uses direct I/O if the file system supports it.
     pub(crate) fn raw(&self, is_write: bool) -> Result<f64, Failure> {
         let path = &self.path.0;
         let file = open(path)?;
         let threads = u64::from(self.depth).min(self.blocks);
         let part = self.blocks.div_ceil(threads);
-        seconds(|| {
+        seconds_of_call(|| {
             thread::scope(|scope| {
                 let threads: Vec<_> = (0..threads)
                     .map(|thread| {

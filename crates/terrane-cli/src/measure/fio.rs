@@ -13,7 +13,8 @@ pub(crate) struct Pass<'a> {
     pub depth: u32,
 }
 
-/// Runs fio with io_uring and direct I/O. Returns its rate in bytes per second, or the reason why there is none.
+/// Runs fio with io_uring and direct I/O. Returns its rate in bytes per second, or the reason why
+/// there is none.
 pub(crate) fn run(pass: &Pass<'_>) -> Result<f64, String> {
     let direction = if pass.is_write { "write" } else { "read" };
     let output = Command::new("fio")

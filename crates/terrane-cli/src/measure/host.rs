@@ -10,7 +10,7 @@ use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_transfer::engines::{HostEngine, HostEngineOptions};
 use terrane_transfer::{Endpoint, TransferManager};
 
-use super::{Ids, Shape, endpoint, seconds, some, transfer};
+use super::{Ids, Shape, endpoint, first_ids, seconds_of_blocks, seconds_of_call};
 use crate::error::Failure;
 
 /// Blocks in the layout of a device and in the layout of the host, both in system memory.
@@ -51,24 +51,24 @@ impl HostCase {
     /// Copies from blocks to layers.
     pub(crate) fn load(&mut self) -> Result<f64, Failure> {
         let (ids, backwards) = &self.ids;
-        transfer(&self.manager, (&self.contiguous, ids), (&self.layers, backwards))
+        seconds_of_blocks(&self.manager, (&self.contiguous, ids), (&self.layers, backwards))
     }
 
     /// Copies the first blocks.
     pub(crate) fn load_some(&mut self, blocks: u32) -> Result<f64, Failure> {
-        let (ids, backwards) = some(&self.ids, blocks);
-        transfer(&self.manager, (&self.contiguous, ids), (&self.layers, backwards))
+        let (ids, backwards) = first_ids(&self.ids, blocks);
+        seconds_of_blocks(&self.manager, (&self.contiguous, ids), (&self.layers, backwards))
     }
 
     /// Copies from layers to blocks.
     pub(crate) fn store(&mut self) -> Result<f64, Failure> {
         let (ids, backwards) = &self.ids;
-        transfer(&self.manager, (&self.layers, ids), (&self.contiguous, backwards))
+        seconds_of_blocks(&self.manager, (&self.layers, ids), (&self.contiguous, backwards))
     }
 
     /// Copies one block, from layers.
     pub(crate) fn one_block(&mut self) -> Result<f64, Failure> {
-        transfer(&self.manager, (&self.layers, &[1]), (&self.contiguous, &[0]))
+        seconds_of_blocks(&self.manager, (&self.layers, &[1]), (&self.contiguous, &[0]))
     }
 
     /// Measures the limit: each thread copies one contiguous part with memcpy.
@@ -76,7 +76,7 @@ impl HostCase {
         let threads = self.threads.get();
         let (source, destination) = self.plain();
         let part = source.len().div_ceil(threads).max(1);
-        seconds(|| {
+        seconds_of_call(|| {
             thread::scope(|scope| {
                 for (to, from) in destination.chunks_mut(part).zip(source.chunks(part)) {
                     scope.spawn(|| to.copy_from_slice(from));
@@ -90,7 +90,7 @@ impl HostCase {
     pub(crate) fn memcpy_of_one_block(&mut self) -> Result<f64, Failure> {
         let length = ByteCount::new(self.block_bytes).to_usize();
         let (source, destination) = self.plain();
-        seconds(|| {
+        seconds_of_call(|| {
             let pair = destination.chunks_mut(length).zip(source.chunks(length)).next();
             if let Some((to, from)) = pair {
                 to.copy_from_slice(from);
@@ -123,7 +123,7 @@ impl Filled {
     pub(crate) fn fill(&mut self) -> Result<f64, Failure> {
         let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let part = self.0.len().div_ceil(threads.get()).max(1);
-        seconds(|| {
+        seconds_of_call(|| {
             thread::scope(|scope| {
                 for part in self.0.chunks_mut(part) {
                     scope.spawn(|| part.fill(2));
@@ -139,7 +139,7 @@ pub(crate) fn touch_once(bytes: ByteCount) -> Result<f64, Failure> {
     let request = RegionRequest::new(bytes).aligned_to(Alignment::PAGE);
     let mut memory = None;
     // The time excludes freeing the memory.
-    seconds(|| {
+    seconds_of_call(|| {
         let allocator = SystemAllocator::new(SystemOptions::default());
         memory = Some(allocator.allocate_memory(&request)?);
         Ok(())

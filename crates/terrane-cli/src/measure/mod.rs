@@ -75,7 +75,9 @@ pub(crate) fn times_interleaved(
 }
 
 /// The seconds of a call.
-pub(crate) fn seconds<T>(call: impl FnOnce() -> Result<T, Failure>) -> Result<f64, Failure> {
+pub(crate) fn seconds_of_call<T>(
+    call: impl FnOnce() -> Result<T, Failure>,
+) -> Result<f64, Failure> {
     let begun = Instant::now();
     call()?;
     Ok(begun.elapsed().as_secs_f64())
@@ -141,7 +143,8 @@ impl Shape {
         self.host.total_bytes().get()
     }
 
-    /// All block ids, and the same ids in another order, so that no two blocks are adjacent at both ends.
+    /// All block ids, and the same ids in another order, so that no two blocks are adjacent at both
+    /// ends.
     pub(crate) fn ids(&self) -> Ids {
         let ids: Vec<u32> = (0..self.blocks).collect();
         let backwards = ids.iter().rev().copied().collect();
@@ -156,7 +159,7 @@ type Ids = (Vec<u32>, Vec<u32>);
 type End<'a> = (&'a Endpoint, &'a [u32]);
 
 /// The first ids of both ends.
-fn some((source, destination): &Ids, blocks: u32) -> (&[u32], &[u32]) {
+fn first_ids((source, destination): &Ids, blocks: u32) -> (&[u32], &[u32]) {
     let count = to_usize(blocks.into());
     (source.get(..count).unwrap_or(source), destination.get(..count).unwrap_or(destination))
 }
@@ -183,17 +186,17 @@ pub(crate) fn endpoint(
 }
 
 /// The seconds of a transfer, from submit to the end of the wait.
-fn transfer(
+fn seconds_of_blocks(
     manager: &TransferManager,
     (source, from): End<'_>,
     (destination, to): End<'_>,
 ) -> Result<f64, Failure> {
-    timed(manager, Transfer::new(source, destination).blocks(from, to))
+    seconds_of_transfer(manager, Transfer::new(source, destination).blocks(from, to))
 }
 
 /// The seconds of this transfer, from its submission to the end of the wait.
-fn timed(manager: &TransferManager, transfer: Transfer) -> Result<f64, Failure> {
-    seconds(|| {
+fn seconds_of_transfer(manager: &TransferManager, transfer: Transfer) -> Result<f64, Failure> {
+    seconds_of_call(|| {
         let completion = manager.submit(transfer, ()).map_err(|rejected| rejected.cause)?;
         completion.wait().result?;
         Ok(())

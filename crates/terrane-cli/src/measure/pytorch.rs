@@ -8,13 +8,13 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{Shape, Spread};
-use crate::child::{self, NoAnswer};
+use crate::child::{self, ChildFailure};
 
 /// A script that imports PyTorch, verifies its copies, and prints times.
 const SCRIPT: &str = include_str!("pytorch.py");
 
-/// The time limit: the time to start, and the time of the passes. Each method and its limit run one more time than
-/// `passes`, and the bytes are verified. A slower machine is treated as hung.
+/// The time limit: the time to start, and the time of the passes. Each method and its limit run one
+/// more time than `passes`, and the bytes are verified. A slower machine is treated as hung.
 fn timeout(bytes: u64, passes: u32) -> Duration {
     /// The first import of PyTorch takes up to half a minute on a slow disk.
     const START: Duration = Duration::from_secs(180);
@@ -50,12 +50,13 @@ impl Row {
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Answer {
+enum ScriptResult {
     Refused { error: String, is_missing: bool },
     Measured(Measured),
 }
 
-/// Runs the script with this interpreter on a PyTorch device, such as `cuda:0`. The error is the reason, on one line.
+/// Runs the script with this interpreter on a PyTorch device, such as `cuda:0`. The error is the
+/// reason, on one line.
 pub(crate) fn run(
     python: &OsStr,
     shape: &Shape,
@@ -76,16 +77,16 @@ pub(crate) fn run(
     command.env("PYTHONSAFEPATH", "1");
     let name = python.display();
     let timeout = timeout(shape.bytes(), passes);
-    let answer = child::answer(command, timeout).map_err(|error| match error {
-        NoAnswer::TimedOut(limit) => format!(
+    let output = child::output_of(command, timeout).map_err(|error| match error {
+        ChildFailure::TimedOut(limit) => format!(
             "{name} printed no times in {} s; use a smaller --size, or fewer --passes",
             limit.as_secs()
         ),
         other => format!("{name} {other}"),
     })?;
-    match serde_json::from_slice(&answer) {
-        Ok(Answer::Measured(measured)) => Ok(measured),
-        Ok(Answer::Refused { error, is_missing }) => Err(reason(&error, is_missing)),
+    match serde_json::from_slice(&output) {
+        Ok(ScriptResult::Measured(measured)) => Ok(measured),
+        Ok(ScriptResult::Refused { error, is_missing }) => Err(reason(&error, is_missing)),
         Err(error) => Err(format!("{name} printed no times: {error}")),
     }
 }
@@ -167,15 +168,16 @@ mod tests {
         let mut command = Command::new("python3");
         command.args(["-c", SCRIPT, r#"{"device": "cpu"}"#]).env("PYTHONPATH", path.path());
         command.env_remove("PYTHONSAFEPATH").current_dir(here.path());
-        let answer = match child::answer(command, Duration::from_secs(60)) {
-            Err(NoAnswer::NotStarted(error)) => {
+        let output = match child::output_of(command, Duration::from_secs(60)) {
+            Err(ChildFailure::NotStarted(error)) => {
                 let test = "the_script_imports_nothing_from_the_current_directory";
                 return eprintln!("skipped: {test}: python3: {error}");
             }
             other => other.unwrap(),
         };
-        let Answer::Refused { error, is_missing } = serde_json::from_slice(&answer).unwrap() else {
-            panic!("{}", String::from_utf8_lossy(&answer));
+        let ScriptResult::Refused { error, is_missing } = serde_json::from_slice(&output).unwrap()
+        else {
+            panic!("{}", String::from_utf8_lossy(&output));
         };
         assert!(
             is_missing && error.ends_with("cannot import torch: a library\nis missing"),

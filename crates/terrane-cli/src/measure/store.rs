@@ -1,4 +1,5 @@
-//! Puts and gets of a store in a directory, compared with a raw loop over a file of the same blocks.
+//! Puts and gets of a store in a directory, compared with a raw loop over a file of the same
+//! blocks.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -10,7 +11,7 @@ use terrane_store::{BlockGroup, Blocks, DiskTier, Job, JobOptions, Store};
 use terrane_transfer::Endpoint;
 
 use super::host::system;
-use super::{Shape, seconds};
+use super::{Shape, seconds_of_call};
 use crate::error::Failure;
 
 /// A store with blocks of a model, whose only tier is on disk.
@@ -43,7 +44,8 @@ impl StoreCase {
         let folder = TemporaryFolder(path);
         let namespace = Namespace::new("bench", [("model", "bench")]);
         let namespace = namespace.map_err(terrane_store::StoreError::from)?;
-        // A slot is rounded up to whole pages. An eighth of the slots is for blocks that are being replaced.
+        // A slot is rounded up to whole pages. An eighth of the slots is for blocks that are being
+        // replaced.
         let slot = shape.block_bytes().next_multiple_of(4096);
         let slots = u64::from(shape.blocks) * 9 / 8 + 1;
         let (store, _) = Store::builder()
@@ -58,7 +60,7 @@ impl StoreCase {
 
     /// Puts all blocks from memory. The store is empty before and after.
     pub(crate) fn put(&mut self) -> Result<f64, Failure> {
-        let time = seconds(|| self.put_all())?;
+        let time = seconds_of_call(|| self.put_all())?;
         wait_for_success(self.store.clear()?)?;
         Ok(time)
     }
@@ -72,7 +74,7 @@ impl StoreCase {
 
     /// Gets all blocks into memory.
     pub(crate) fn get(&mut self) -> Result<f64, Failure> {
-        seconds(|| {
+        seconds_of_call(|| {
             let blocks = Blocks::new(&self.memory, &self.ids);
             let job = self.store.get(&self.keys, blocks, JobOptions::new(), ());
             wait_for_success(job.map_err(|refused| refused.cause)?)
@@ -81,7 +83,7 @@ impl StoreCase {
 
     /// Gets one block into memory.
     pub(crate) fn get_one(&mut self) -> Result<f64, Failure> {
-        seconds(|| {
+        seconds_of_call(|| {
             let keys = self.keys.get(..1).unwrap_or_default();
             let blocks = Blocks::new(&self.memory, &[0]);
             let job = self.store.get(keys, blocks, JobOptions::new(), ());

@@ -92,7 +92,8 @@ fn refuse_io_uring() -> io::Result<()> {
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the program and its filter live until the call has returned, and the kernel copies them.
+    // SAFETY: the program and its filter live until the call has returned, and the kernel copies
+    // them.
     if unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) }
         != 0
     {

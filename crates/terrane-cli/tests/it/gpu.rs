@@ -1,4 +1,5 @@
-//! Tests that need a device, with the simulated driver; and drivers that crash, hang or are invalid.
+//! Tests that need a device, with the simulated driver; and drivers that crash, hang or are
+//! invalid.
 
 use std::fs;
 use std::io::Write;
@@ -123,7 +124,8 @@ fn pytorch_that_cannot_run_is_a_case_with_its_reason() {
         case.unwrap_or_else(|| panic!("{report:#}"))["reason"].as_str().unwrap().to_owned()
     };
     assert!(missing("/no/such/python").contains("could not be started"));
-    // Python without PyTorch, or PyTorch without a device: the simulated driver lacks functions that PyTorch needs.
+    // Python without PyTorch, or PyTorch without a device: the simulated driver lacks functions
+    // that PyTorch needs.
     let reason = missing("python3");
     assert!(!reason.is_empty() && !reason.contains('\n'), "{reason}");
     let output = run(&driver, &[&movers[..], &["--python", "/no/such/python"]].concat());
@@ -150,7 +152,8 @@ fn an_error_that_is_not_a_missing_path_ends_the_suite_of_movers() {
     assert!(error.contains("memory"), "{error}");
 }
 
-/// A library named `libcuda.so.1` whose constructor runs this statement; `None` without a C compiler.
+/// A library named `libcuda.so.1` whose constructor runs this statement; `None` without a C
+/// compiler.
 fn library(folder: &Path, statement: &str) -> Option<()> {
     let mut compiler = Command::new("cc")
         .args(["-shared", "-fPIC", "-x", "c", "-", "-o"])

@@ -5,7 +5,8 @@ use crate::support::text;
 #[test]
 fn runs_of_a_transfer_are_those_of_the_layouts() {
     let text = text(&["layout", "llama-3.1-8b", "--tiers", "device,host,disk"]);
-    // 32 layers, with K and V adjacent in each: 64 pieces, 32 runs. Between host and disk, one block is one run.
+    // 32 layers, with K and V adjacent in each: 64 pieces, 32 runs. Between host and disk, one
+    // block is one run.
     assert!(
         text.contains("device to host: 2 MiB in 64 pieces becomes 32 runs of 64 KiB"),
         "{text}"

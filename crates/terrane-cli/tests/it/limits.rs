@@ -6,14 +6,15 @@ use serde_json::Value;
 
 use crate::support::PROGRAM;
 
-/// The output of a shell script. `None`, with a printed skip, if the system refused to set its limit.
+/// The output of a shell script. `None`, with a printed skip, if the system refused to set its
+/// limit.
 fn shell(test: &str, needs: Needs, script: &str, arguments: &[&str]) -> Option<Output> {
     let output = output(needs, script, arguments);
     output.inspect_err(|reason| eprintln!("skipped: {test}: {reason}")).ok()
 }
 
-/// The script exits with 9 if the system refused to set its limit. Any other status that is not the command's causes
-/// a panic. `$T` is the command, and the other arguments are `$1`, `$2` and so on.
+/// The script exits with 9 if the system refused to set its limit. Any other status that is not the
+/// command's causes a panic. `$T` is the command, and the other arguments are `$1`, `$2` and so on.
 fn output(needs: Needs, script: &str, arguments: &[&str]) -> Result<Output, String> {
     let start = match needs {
         Needs::Nothing => r#"exec sh -c "$0" sh "$@""#,
@@ -55,7 +56,8 @@ fn limit<'a>(plan: &'a Value, part: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("no limit of {part}: {limits:?}"))
 }
 
-/// A control group below that of this process, with a limit of 256 MiB. The script always removes it.
+/// A control group below that of this process, with a limit of 256 MiB. The script always removes
+/// it.
 const REAL_GROUP: &str = r#"
 own=$(sed -n 's/^[0-9]*:memory://p' /proc/self/cgroup)
 if [ -n "$own" ]; then

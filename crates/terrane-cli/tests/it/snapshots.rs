@@ -1,4 +1,5 @@
-//! Compares outputs with files. `TERRANE_SNAPSHOTS=write` writes the files; read the difference before a commit.
+//! Compares outputs with files. `TERRANE_SNAPSHOTS=write` writes the files; read the difference
+//! before a commit.
 
 use std::fs;
 use std::path::{Path, PathBuf};

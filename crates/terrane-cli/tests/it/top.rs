@@ -115,7 +115,8 @@ fn sources_that_are_no_metrics_are_one_line() {
     }
 }
 
-/// The example `store` of the facade, next to this test's folder. `None`, with a printed skip, if it is not built.
+/// The example `store` of the facade, next to this test's folder. `None`, with a printed skip, if
+/// it is not built.
 fn example_store(test: &str) -> Option<PathBuf> {
     let binary = std::env::current_exe().unwrap();
     let example = binary.ancestors().nth(2).unwrap().join("examples/store");

@@ -185,7 +185,7 @@ impl DeviceEngine {
             )?,
             calibration: options.calibration.clone().unwrap_or_default(),
             corrections: Arc::new(Corrections::new(options.learns)),
-            has_batches: batch::is_there(context),
+            has_batches: batch::is_supported(context),
             context: context.clone(),
             options,
         });
@@ -208,11 +208,11 @@ impl DeviceEngine {
             let waiting = Arc::clone(&waiting);
             engine.start(format!("terrane-cuda-order-{number}"), move || waiting.serve())?;
         }
-        let (mut queues, of_all) = (Vec::new(), Arc::default());
+        let (mut queues, engine_jobs) = (Vec::new(), Arc::default());
         for number in 0..3 {
             let (sender, jobs) = unbounded();
             let Some(completion_threads) = engine.completion_threads.clone() else { break };
-            let queue = DirectionQueue::new(&of_all);
+            let queue = DirectionQueue::new(&engine_jobs);
             let shared = Arc::clone(&engine.shared);
             let submit_thread =
                 SubmitThread::new(shared, Arc::clone(&queue), jobs, completion_threads);

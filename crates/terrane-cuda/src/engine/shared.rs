@@ -44,8 +44,8 @@ impl Shared {
     /// The thread blocks of a kernel within the device's memory.
     pub(crate) fn relayout_ctas(&self) -> u32 {
         /// A kernel counts its threads in 32 bits.
-        const MOST: u32 = 1 << 20;
-        self.options.relayout_ctas.map_or(MOST, |ctas| ctas.get().min(MOST))
+        const MAX_CTAS: u32 = 1 << 20;
+        self.options.relayout_ctas.map_or(MAX_CTAS, |ctas| ctas.get().min(MAX_CTAS))
     }
 
     /// The capabilities, from all driver requests so far.

@@ -29,9 +29,6 @@ const IN_FLIGHT: u32 = 4;
 pub(super) const TILE_WORDS: u32 = WARP_THREADS * IN_FLIGHT;
 /// The words of a group of short cells, unless one cell has more.
 const GROUP_WORDS: u32 = 2 * TILE_WORDS;
-/// The maximum number of cells, and of tiles, of one launch: the range of a [`Divisor`].
-pub(crate) const MOST: u32 = (1 << 31) - 1;
-
 /// The maximum number of blocks of a launch. It is far more than a device runs at once, and few
 /// enough for the kernels to number their threads in 32 bits.
 pub(super) const MOST_BLOCKS: u32 = 1 << 16;
@@ -93,15 +90,15 @@ impl GridSchedule {
         if counts.contains(&0) || cell_words == 0 {
             return Ok(None);
         }
-        let refused = || CudaError::TooManyCells { counts, bytes: grid.bytes, most: MOST };
+        let refused = || CudaError::TooManyCells { counts, bytes: grid.bytes, most: Divisor::MAX };
         let cells = counts.iter().try_fold(1, |cells: u32, &count| cells.checked_mul(count));
-        let cells = cells.filter(|&cells| cells <= MOST).ok_or_else(refused)?;
+        let cells = cells.filter(|&cells| cells <= Divisor::MAX).ok_or_else(refused)?;
         // Rows and columns are factors of the cells.
         let cells_per_piece = grid.rows * grid.columns;
         let piece_words = cell_words
             .checked_mul(cells_per_piece.into())
             .and_then(|words| u32::try_from(words).ok())
-            .filter(|&words| words <= MOST);
+            .filter(|&words| words <= Divisor::MAX);
 
         let in_tiles = |words: u64| words.div_ceil(TILE_WORDS.into());
         let (split, units, tiles_per_unit) = match piece_words {
@@ -112,20 +109,21 @@ impl GridSchedule {
             _ => (Split::Groups, cells, 1),
         };
         // The number is small: the cell fills no tile. For other cells it is not used.
-        let words_per_cell = u32::try_from(cell_words).unwrap_or(MOST).min(MOST);
+        let words_per_cell = u32::try_from(cell_words).unwrap_or(Divisor::MAX).min(Divisor::MAX);
         let group_cells = (GROUP_WORDS / words_per_cell).max(1);
         let tiles = match split {
             Split::Groups => Some(u64::from(cells.div_ceil(group_cells))),
             Split::Cells | Split::Pieces => tiles_per_unit.checked_mul(units.into()),
         };
-        let bounded = |number: u64| u32::try_from(number).ok().filter(|&number| number <= MOST);
+        let bounded =
+            |number: u64| u32::try_from(number).ok().filter(|&number| number <= Divisor::MAX);
         Ok(Some(Self {
             split,
             tiles: tiles.and_then(bounded).ok_or_else(refused)?,
             cell_words,
             cells,
             group_cells,
-            piece_words: piece_words.unwrap_or(MOST),
+            piece_words: piece_words.unwrap_or(Divisor::MAX),
             tiles_per_unit: Divisor::new(bounded(tiles_per_unit).ok_or_else(refused)?),
             words_per_cell: Divisor::new(words_per_cell),
             columns: Divisor::new(grid.columns),
@@ -157,6 +155,10 @@ fn check_inline_blocks(grid: &GridLaunch, end: &LaunchEnd) -> Result<(), CudaErr
 }
 
 impl Divisor {
+    /// The largest number that it divides, and the largest divisor: the maximum number of cells, and
+    /// of tiles, of one launch.
+    pub(crate) const MAX: u32 = (1 << 31) - 1;
+
     /// `value` is at least 1.
     pub(crate) fn new(value: u32) -> Self {
         if value <= 1 {
@@ -182,13 +184,25 @@ mod tests {
 
     #[test]
     fn divisors_divide() {
-        let divisors = (1..2000).chain([4095, 4096, 4097, 1 << 20, (1 << 30) + 1, MOST - 1, MOST]);
+        let divisors = (1..2000).chain([
+            4095,
+            4096,
+            4097,
+            1 << 20,
+            (1 << 30) + 1,
+            Divisor::MAX - 1,
+            Divisor::MAX,
+        ]);
         for value in divisors {
             let divisor = Divisor::new(value);
             assert_eq!(divisor.value, value);
-            let multiples = [1, 2, 3, 1000, MOST / value].map(|by| value.saturating_mul(by));
+            let multiples =
+                [1, 2, 3, 1000, Divisor::MAX / value].map(|by| value.saturating_mul(by));
             let near = multiples.into_iter().flat_map(|at| [at - 1, at, at.saturating_add(1)]);
-            for number in near.chain([0, 1, MOST - 1, MOST]).filter(|&number| number <= MOST) {
+            for number in near
+                .chain([0, 1, Divisor::MAX - 1, Divisor::MAX])
+                .filter(|&number| number <= Divisor::MAX)
+            {
                 let product = u64::from(number) * u64::from(divisor.multiplier);
                 let by_product = u32::try_from(product >> 32).unwrap() >> divisor.shift;
                 let quotient = if value == 1 { number } else { by_product };

@@ -9,7 +9,7 @@ use std::mem::offset_of;
 use terrane_transfer::CopyGrid;
 
 use crate::kernels::arguments::GridLaunch;
-use crate::kernels::schedule::{Divisor, MOST, MOST_BLOCKS};
+use crate::kernels::schedule::{Divisor, MOST_BLOCKS};
 use crate::kernels::width::CopyWidth;
 
 /// The binary logarithm of the words of a tile, for words of less than 16 bytes.
@@ -59,7 +59,7 @@ impl TransposeSchedule {
         let tiles_per_piece = down.checked_mul(across)?;
         let counts = [grid.pairs, grid.layers, grid.outers, tiles_per_piece];
         let tiles = counts.iter().try_fold(1, |tiles: u32, &count| tiles.checked_mul(count))?;
-        (1..=MOST).contains(&tiles).then(|| Self {
+        (1..=Divisor::MAX).contains(&tiles).then(|| Self {
             tiles,
             row_bits,
             column_bits,

@@ -41,10 +41,10 @@ pub enum Timing {
 /// A clone is another handle to the same event. The driver's event returns to the context when the
 /// last clone and the last transfer with its [order](Self::order) have dropped it.
 #[derive(Clone)]
-pub struct Event(Arc<BorrowedEvent>);
+pub struct Event(Arc<SharedEvent>);
 
 /// The event that clones and orders share.
-pub(crate) struct BorrowedEvent {
+pub(crate) struct SharedEvent {
     raw: RawEvent,
     context: Context,
     kind: EventKind,
@@ -63,13 +63,13 @@ enum EventKind {
 }
 
 /// The event is not recorded, and counts as complete.
-const NEW: u8 = 0;
+const UNRECORDED: u8 = 0;
 /// The event is recorded in a stream.
 const RECORDED: u8 = 1;
 /// Recording failed, so the event proves nothing.
 const BROKEN: u8 = 2;
 /// All work before the mark is known to have run. The event will not be recorded again.
-const PASSED: u8 = 3;
+const COMPLETE: u8 = 3;
 
 impl Event {
     /// Creates an event that has not been recorded, and so counts as complete.
@@ -79,7 +79,7 @@ impl Event {
     /// [`CudaError::Driver`], [`CudaError::ContextLost`].
     pub fn new(context: &Context, timing: Timing) -> Result<Self, CudaError> {
         let kind = if timing == Timing::On { EventKind::Timed } else { EventKind::Waited };
-        Self::with_kind(context, kind, NEW)
+        Self::with_kind(context, kind, UNRECORDED)
     }
 
     /// Creates an event after all work submitted to `stream` so far. Threads can query it and
@@ -106,7 +106,7 @@ impl Event {
             None => RawEvent::create(context, kind)?,
         };
         let (context, state) = (context.clone(), AtomicU8::new(state));
-        Ok(Self(Arc::new(BorrowedEvent { raw, context, kind, state })))
+        Ok(Self(Arc::new(SharedEvent { raw, context, kind, state })))
     }
 
     /// Whether threads cannot sleep until it completes.
@@ -187,7 +187,7 @@ impl Event {
             check_ready("cuEventQuery", unsafe { (functions.cuEventQuery)(self.0.raw.0) })
         })?;
         if is_complete && self.cannot_be_slept_on() {
-            self.0.state.store(PASSED, Ordering::SeqCst);
+            self.0.state.store(COMPLETE, Ordering::SeqCst);
         }
         Ok(is_complete)
     }
@@ -286,7 +286,7 @@ impl Event {
     ///
     /// [`CudaError::NotRecorded`] if its last record failed.
     pub(crate) fn is_recorded(&self) -> Result<bool, CudaError> {
-        Ok(self.state()? != NEW)
+        Ok(self.state()? != UNRECORDED)
     }
 
     /// Whether the driver must be queried to know if the event is complete.
@@ -310,12 +310,12 @@ impl Event {
         self.0.state.store(BROKEN, Ordering::SeqCst);
     }
 
-    pub(crate) fn shared(&self) -> &Arc<BorrowedEvent> {
+    pub(crate) fn shared(&self) -> &Arc<SharedEvent> {
         &self.0
     }
 }
 
-impl Drop for BorrowedEvent {
+impl Drop for SharedEvent {
     fn drop(&mut self) {
         if self.context.driver().is_of_parent() {
             return;

@@ -57,7 +57,7 @@ fn a_forked_process_is_refused_and_drops_what_it_inherited() {
         let options =
             PinnedOptions { registration: Requirement::Required, ..PinnedOptions::default() };
         let pinned = PinnedAllocator::new(&context, options).unwrap();
-        let (rising, _) = pinned.allocate_in_background(&request).unwrap();
+        let (background, _) = pinned.allocate_in_background(&request).unwrap();
         let locked = pinned.allocate(&request).unwrap();
 
         // With a transfer that the device has not begun.
@@ -75,7 +75,8 @@ fn a_forked_process_is_refused_and_drops_what_it_inherited() {
         let copy = |block| Transfer::new(&here, &there).blocks(&[block], &[block]);
         let in_flight = manager.submit(copy(0).device_order(order()), ()).unwrap();
 
-        let mut inherited = Some((in_flight, manager, memory, plain, rising, locked, event, fence));
+        let mut inherited =
+            Some((in_flight, manager, memory, plain, background, locked, event, fence));
         in_fork(|| {
             is_refused(probe());
             is_refused(Context::primary(DeviceId::new(0)));
@@ -90,12 +91,12 @@ fn a_forked_process_is_refused_and_drops_what_it_inherited() {
             is_refused(streams.add(stream.clone()));
             is_refused(pool.allocate_memory(&request));
             assert!(DeviceAllocator::new(&context).allocate(&request).is_err());
-            let (in_flight, manager, memory, plain, rising, locked, event, fence) =
+            let (in_flight, manager, memory, plain, background, locked, event, fence) =
                 inherited.take().unwrap();
             is_refused(event.is_complete());
             assert!(fence.is_complete().is_err());
             assert!(manager.submit(copy(1).device_order(order()), ()).is_err());
-            drop((in_flight, manager, memory, plain, rising, locked, event, fence));
+            drop((in_flight, manager, memory, plain, background, locked, event, fence));
             assert_eq!((context.lost(), context.failed_drops()), (None, 0));
         });
         // The parent's transfer continues.

@@ -52,11 +52,11 @@ fn both_ways(
 ) -> Result<([PinnedMemory; 2], CapabilityReport), CudaError> {
     let request = RegionRequest::new(ByteCount::mib(6));
     let at_once = allocator.allocate_memory(&request)?;
-    let (rising, bring_up) = allocator.allocate_in_background(&request)?;
-    let early = rising.capabilities();
+    let (background, bring_up) = allocator.allocate_in_background(&request)?;
+    let early = background.capabilities();
     let patience = std::time::Duration::from_secs(120);
     assert!(bring_up.wait_for(request.bytes, patience).unwrap());
-    Ok(([at_once, rising], early))
+    Ok(([at_once, background], early))
 }
 
 /// The refusals of both ways to prepare memory, and of the trait's method.
@@ -69,12 +69,12 @@ fn refusals(allocator: &PinnedAllocator) -> ([CudaError; 2], AllocateError) {
 
 /// The status of the NUMA binding, which is equal in all reports.
 fn numa_status(memories: &[PinnedMemory; 2], early: &CapabilityReport) -> CapabilityStatus {
-    let [at_once, rising] = memories.each_ref().map(Memory::capabilities);
+    let [at_once, background] = memories.each_ref().map(Memory::capabilities);
     let status =
         at_once.status(&Capability::NumaBinding).expect("the requirement has an outcome").clone();
     assert_eq!(early.status(&Capability::NumaBinding), Some(&status), "{early}");
-    assert_eq!(rising.status(&Capability::NumaBinding), Some(&status), "{rising}");
-    for report in [at_once, rising] {
+    assert_eq!(background.status(&Capability::NumaBinding), Some(&status), "{background}");
+    for report in [at_once, background] {
         let registered = report.status(&Capability::HostRegistration);
         assert_eq!(registered, Some(&CapabilityStatus::Granted), "{report}");
     }

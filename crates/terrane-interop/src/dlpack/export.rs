@@ -14,7 +14,7 @@ use terrane_transfer::Ticket;
 
 use super::blocks::HeldBlocks;
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned};
-use super::managed::{Guards, Kept, Parts};
+use super::managed::{Guards, TensorFields, TensorOwners};
 use super::{ExportError, ManagedTensor, TensorDevice, TensorShape};
 use crate::release_order::ConsumerWork;
 
@@ -218,8 +218,8 @@ impl TensorExport {
         if self.shape.is_padded() {
             flags |= u64::from(raw::DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED);
         }
-        let (owners, parts) = self.into_parts(flags)?;
-        Ok(ManagedTensor::new(owners, parts))
+        let (owners, fields) = self.into_fields(flags)?;
+        Ok(ManagedTensor::new(owners, fields))
     }
 
     /// Converts it to the structure before DLPack 1.0, for consumers that request no version.
@@ -236,11 +236,11 @@ impl TensorExport {
         if self.shape.is_padded() && !self.shape.element().fills_bytes() {
             return Err(ExportError::LegacyPadded { element: self.shape.element() });
         }
-        let (owners, parts) = self.into_parts(0)?;
-        Ok(ManagedTensor::new(owners, parts))
+        let (owners, fields) = self.into_fields(0)?;
+        Ok(ManagedTensor::new(owners, fields))
     }
 
-    fn into_parts(self, flags: u64) -> Result<(Kept, Parts), ExportError> {
+    fn into_fields(self, flags: u64) -> Result<(TensorOwners, TensorFields), ExportError> {
         let Self { region, shape, device, by_offset, consumer, guards, .. } = self;
         let consumer = match (consumer, region.kind()) {
             (Some(stated), _) => stated,
@@ -264,7 +264,7 @@ impl TensorExport {
             _ => null_mut(),
         };
         let byte_offset = if is_empty { 0 } else { byte_offset };
-        let parts = Parts {
+        let fields = TensorFields {
             data,
             device: device.to_raw(),
             dtype: shape.element().to_raw(),
@@ -273,7 +273,7 @@ impl TensorExport {
         };
         let (sizes, strides) = (shape.sizes().into(), shape.strides().into());
         let guards = Guards(guards);
-        Ok((Kept { sizes, strides, guards, region, consumer }, parts))
+        Ok((TensorOwners { sizes, strides, guards, region, consumer }, fields))
     }
 }
 

@@ -68,7 +68,7 @@ impl Importer {
         &self,
         tensor: *mut DLManagedTensorVersioned,
     ) -> Result<ImportedTensor, ImportError> {
-        let tensor = located(tensor)?;
+        let tensor = checked_pointer(tensor)?;
         // SAFETY: the caller's promise.
         let owner = unsafe { OwnedTensor::versioned(tensor) }?;
         let tensor = tensor.as_ptr();
@@ -100,7 +100,7 @@ impl Importer {
         &self,
         tensor: *mut DLManagedTensor,
     ) -> Result<ImportedTensor, ImportError> {
-        let tensor = located(tensor)?;
+        let tensor = checked_pointer(tensor)?;
         // SAFETY: the caller's promise.
         let owner = unsafe { OwnedTensor::legacy(tensor) }?;
         // SAFETY: the structure is there, by the caller's promise.
@@ -231,7 +231,7 @@ impl Importer {
 }
 
 /// The pointer, if a structure can be at its address.
-fn located<S>(tensor: *mut S) -> Result<NonNull<S>, ImportError> {
+fn checked_pointer<S>(tensor: *mut S) -> Result<NonNull<S>, ImportError> {
     let tensor = NonNull::new(tensor).ok_or(ImportError::NullTensor)?;
     if !tensor.is_aligned() {
         return Err(ImportError::MisalignedTensor { address: tensor.addr().get() });

@@ -87,8 +87,8 @@ unsafe impl<S: Structure> Send for ManagedTensor<S> {}
 
 impl<S: Structure> ManagedTensor<S> {
     /// Allocates the structure together with the values that it keeps.
-    pub(super) fn new(owners: Kept, parts: Parts) -> Self {
-        let Parts { data, device, dtype, byte_offset, flags } = parts;
+    pub(super) fn new(owners: TensorOwners, fields: TensorFields) -> Self {
+        let TensorFields { data, device, dtype, byte_offset, flags } = fields;
         let context = Box::into_raw(Box::new(Context::<S> { tensor: None, owners }));
         // SAFETY: it was allocated above, and no other code has it.
         let context_ref = unsafe { &mut *context };
@@ -147,7 +147,7 @@ impl<S: Structure> fmt::Debug for ManagedTensor<S> {
 }
 
 /// The structure's contents besides its axes.
-pub(super) struct Parts {
+pub(super) struct TensorFields {
     pub(super) data: *mut c_void,
     pub(super) device: raw::DLDevice,
     pub(super) dtype: raw::DLDataType,
@@ -156,7 +156,7 @@ pub(super) struct Parts {
 }
 
 /// The values kept until the deleter has run.
-pub(super) struct Kept {
+pub(super) struct TensorOwners {
     pub(super) sizes: Box<[i64]>,
     pub(super) strides: Box<[i64]>,
     /// Dropped before the memory.
@@ -181,7 +181,7 @@ impl Drop for Guards {
 struct Context<S> {
     /// The structure that the consumer sees. It is set once the context has an address.
     tensor: Option<S>,
-    owners: Kept,
+    owners: TensorOwners,
 }
 
 /// Releases the context of an exported structure. A guard's panic is caught here, because the
@@ -195,14 +195,14 @@ unsafe fn release<S>(context: *mut c_void) {
     // SAFETY: it came from `Box::into_raw` of this type, and is converted back only here.
     let context = unsafe { Box::from_raw(context.cast::<Context<S>>()) };
     catch_panic(|| {
-        let Kept { guards, region, consumer, .. } = context.owners;
+        let TensorOwners { guards, region, consumer, .. } = context.owners;
         // A tuple drops its fields in order.
         consumer.release((guards, region));
     });
 }
 
 /// The structure, if its deleter was not called yet. It is then marked as called.
-fn alive<S>(tensor: *mut S) -> Option<NonNull<S>> {
+fn take_exported<S>(tensor: *mut S) -> Option<NonNull<S>> {
     NonNull::new(tensor).filter(|tensor| EXPORTED.leave(tensor.addr()))
 }
 
@@ -210,7 +210,7 @@ fn alive<S>(tensor: *mut S) -> Option<NonNull<S>> {
 ///
 /// `tensor` is null, or a structure of this crate whose deleter was not called yet.
 unsafe extern "C" fn delete_legacy(tensor: *mut DLManagedTensor) {
-    let Some(tensor) = alive(tensor) else { return };
+    let Some(tensor) = take_exported(tensor) else { return };
     // SAFETY: it is a structure of this crate, as the caller promises, and was not released yet.
     let context = unsafe { (*tensor.as_ptr()).manager_ctx };
     // SAFETY: the context of that structure, whose deleter is called once.
@@ -221,7 +221,7 @@ unsafe extern "C" fn delete_legacy(tensor: *mut DLManagedTensor) {
 ///
 /// `tensor` is null, or a structure of this crate whose deleter was not called yet.
 unsafe extern "C" fn delete_versioned(tensor: *mut DLManagedTensorVersioned) {
-    let Some(tensor) = alive(tensor) else { return };
+    let Some(tensor) = take_exported(tensor) else { return };
     // SAFETY: it is a structure of this crate, as the caller promises, and was not released yet.
     let context = unsafe { (*tensor.as_ptr()).manager_ctx };
     // SAFETY: the context of that structure, whose deleter is called once.

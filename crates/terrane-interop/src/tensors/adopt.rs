@@ -5,7 +5,7 @@ use terrane_layout::{
     Axis, Geometry, LayoutBuilder, LayoutConfig, LayoutKind, SectionName, TensorAxis,
 };
 
-use super::row::Row;
+use super::row::RowSizes;
 use super::{
     KvAxis, KvAxisOrder, KvError, StridedError, StridedForm, StridedTensor, TensorName,
     adopt_strided,
@@ -143,7 +143,7 @@ fn check_sizes(
     config: &LayoutConfig,
     axis_order: &KvAxisOrder,
 ) -> Result<(), KvError> {
-    let row = Row::of(config, imported.shape().element())?;
+    let row = RowSizes::of(config, imported.shape().element())?;
     let (axes, sizes) = (axis_order.axes(), imported.shape().sizes());
     if sizes.len() != axes.len() {
         return Err(KvError::Rank { tensor, expected: axes.len(), found: sizes.len() });
@@ -172,7 +172,7 @@ fn strided_form(
         strided = strided.tensors(TensorAxis::Outer, config.outer_dim());
     }
     strided = strided.tensors(Axis::Layer, config.num_layers());
-    let row = Row::new(config, width.into())?;
+    let row = RowSizes::new(config, width.into())?;
     for &axis in axis_order.axes() {
         strided = match axis {
             KvAxis::Outer => strided.dim(TensorAxis::Outer),

@@ -5,12 +5,12 @@ use terrane_layout::{RegionOffset, Step};
 
 /// A part of an axis: a number of positions, and their distance in bytes or in regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ListPart {
+pub(super) enum AxisPart {
     Bytes(Step),
     Regions { count: u32, regions: u32 },
 }
 
-impl ListPart {
+impl AxisPart {
     pub(super) const fn count(&self) -> u32 {
         match self {
             Self::Bytes(step) => step.count,
@@ -20,16 +20,16 @@ impl ListPart {
 }
 
 /// The offset of a position in a list of tensors; `None` on overflow.
-pub(super) fn moved(from: RegionOffset, parts: &[ListPart], position: u64) -> Option<RegionOffset> {
+pub(super) fn moved(from: RegionOffset, parts: &[AxisPart], position: u64) -> Option<RegionOffset> {
     let (mut at, mut rest) = (from, position);
     for part in parts.iter().rev() {
         let index = rest.checked_rem(part.count().into())?;
         rest = rest.checked_div(part.count().into())?;
         match part {
-            ListPart::Bytes(step) => {
+            AxisPart::Bytes(step) => {
                 at.offset = at.offset.checked_add(index.checked_mul(step.stride)?)?;
             }
-            ListPart::Regions { regions, .. } => {
+            AxisPart::Regions { regions, .. } => {
                 let ahead = u32::try_from(index).ok()?.checked_mul(*regions)?;
                 at.region = at.region.checked_add(ahead)?;
             }
@@ -40,7 +40,7 @@ pub(super) fn moved(from: RegionOffset, parts: &[ListPart], position: u64) -> Op
 
 /// The counts and strides between the positions: one part, or two. `None` if the positions are not
 /// in ascending order at equal distances.
-pub(super) fn along(places: &[RegionOffset]) -> Option<SmallVec<[ListPart; 4]>> {
+pub(super) fn along(places: &[RegionOffset]) -> Option<SmallVec<[AxisPart; 4]>> {
     let &first = places.first()?;
     let count = places.len();
     // The longest groups first, because one part is better than two.
@@ -51,7 +51,7 @@ pub(super) fn along(places: &[RegionOffset]) -> Option<SmallVec<[ListPart; 4]>> 
         if inner != count && outside.is_none() {
             continue;
         }
-        let parts: SmallVec<[ListPart; 4]> = outside.into_iter().chain(inside).collect();
+        let parts: SmallVec<[AxisPart; 4]> = outside.into_iter().chain(inside).collect();
         let mut expected = (0_u64..).zip(places);
         if expected.all(|(position, &place)| moved(first, &parts, position) == Some(place)) {
             return Some(if parts.is_empty() { smallvec![] } else { parts });
@@ -60,21 +60,21 @@ pub(super) fn along(places: &[RegionOffset]) -> Option<SmallVec<[ListPart; 4]>> 
     None
 }
 
-fn part(from: RegionOffset, to: RegionOffset, count: usize) -> Option<ListPart> {
+fn part(from: RegionOffset, to: RegionOffset, count: usize) -> Option<AxisPart> {
     let count = u32::try_from(count).ok()?;
     if from.region == to.region {
         let stride = to.offset.checked_sub(from.offset)?;
-        return Some(ListPart::Bytes(Step::new(count, stride)));
+        return Some(AxisPart::Bytes(Step::new(count, stride)));
     }
     let regions = to.region.checked_sub(from.region)?;
-    (from.offset == to.offset).then_some(ListPart::Regions { count, regions })
+    (from.offset == to.offset).then_some(AxisPart::Regions { count, regions })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn places(places: &[(u32, u64)]) -> Option<SmallVec<[ListPart; 4]>> {
+    fn places(places: &[(u32, u64)]) -> Option<SmallVec<[AxisPart; 4]>> {
         let places: Vec<_> =
             places.iter().map(|&(region, offset)| RegionOffset { region, offset }).collect();
         along(&places)
@@ -82,8 +82,8 @@ mod tests {
 
     #[test]
     fn equal_distances_are_found() {
-        let bytes = |count, stride| ListPart::Bytes(Step::new(count, stride));
-        let regions = |count, regions| ListPart::Regions { count, regions };
+        let bytes = |count, stride| AxisPart::Bytes(Step::new(count, stride));
+        let regions = |count, regions| AxisPart::Regions { count, regions };
         assert_eq!(places(&[(3, 5)]).unwrap().as_slice(), []);
         assert_eq!(places(&[(0, 0), (0, 8), (0, 16)]).unwrap().as_slice(), [bytes(3, 8)]);
         assert_eq!(places(&[(1, 4), (3, 4)]).unwrap().as_slice(), [regions(2, 2)]);

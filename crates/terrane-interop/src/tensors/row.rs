@@ -7,13 +7,13 @@ use super::{KvAxis, KvError};
 use crate::dlpack::ElementType;
 
 /// The parts of a token's row, in bytes.
-pub(super) struct Row {
+pub(super) struct RowSizes {
     element: u64,
     row: u64,
     heads: Option<u64>,
 }
 
-impl Row {
+impl RowSizes {
     /// The row, if `config` allows tensors with these elements. If the configuration has groups or
     /// rows of bytes, the elements are bytes.
     pub(super) fn of(config: &LayoutConfig, element: ElementType) -> Result<Self, KvError> {

@@ -8,7 +8,7 @@ use terrane_layout::{
     Axis, AxisSteps, Geometry, LayoutBuilder, RegionOffset, Section, Step, TensorAxis,
 };
 
-use super::list_strides::{ListPart, along, moved};
+use super::list_strides::{AxisPart, along, moved};
 use super::strided::{Dimension, Source};
 use super::{StridedError, StridedForm, StridedTensor};
 use crate::dlpack::ImportError;
@@ -79,8 +79,9 @@ pub fn adopt_strided_parts(
     let (mut sections, mut begin) = (Vec::new(), 0);
     for (form, of_part) in parts {
         let end = begin + of_part.len();
-        let part = Part { tensors: of_part, places: places.get(begin..end).unwrap_or(&[]), begin };
-        sections.extend(form.sections_of(part)?);
+        let form_tensors =
+            FormTensors { tensors: of_part, places: places.get(begin..end).unwrap_or(&[]), begin };
+        sections.extend(form.sections_of(form_tensors)?);
         begin = end;
     }
     let geometry = Geometry::from_sections(sections)?;
@@ -91,7 +92,7 @@ pub fn adopt_strided_parts(
 
 /// The tensors of one form.
 #[derive(Clone, Copy)]
-struct Part<'a> {
+struct FormTensors<'a> {
     tensors: &'a [StridedTensor],
     places: &'a [RegionOffset],
     /// The number of tensors of the earlier forms.
@@ -99,7 +100,7 @@ struct Part<'a> {
 }
 
 /// The parts of an axis, the outermost first.
-type Parts = SmallVec<[ListPart; 4]>;
+type AxisParts = SmallVec<[AxisPart; 4]>;
 
 impl StridedForm {
     fn check(
@@ -148,8 +149,8 @@ impl StridedForm {
         inner.map(|&(_, count)| ByteCount::new(count.into()).to_usize()).product()
     }
 
-    fn sections_of(&self, part: Part<'_>) -> Result<Vec<Section>, StridedError> {
-        let Part { tensors, places, .. } = part;
+    fn sections_of(&self, form_tensors: FormTensors<'_>) -> Result<Vec<Section>, StridedError> {
+        let FormTensors { tensors, places, .. } = form_tensors;
         let outer_list = self.lists.iter().position(|&(axis, _)| axis == TensorAxis::Outer);
         if let Some(&(axis, count)) = outer_list.and_then(|list| self.lists.get(list))
             && ByteCount::new(count.into()).to_usize() != self.sections.len()
@@ -165,8 +166,8 @@ impl StridedForm {
             let tensor = tensors.get(skipped).ok_or_else(missing)?;
             let place = places.get(skipped).ok_or_else(missing)?;
             let (mut axes, lists) =
-                (self.dimension_parts(tensor)?, self.list_parts(skipped, places)?);
-            self.check_alike(part, skipped, &lists)?;
+                (self.dimension_steps(tensor)?, self.list_parts(skipped, places)?);
+            self.check_alike(form_tensors, skipped, &lists)?;
             let mut offset = place.offset;
             if outer_list.is_none()
                 && let Some(part) = axes.outer
@@ -183,14 +184,14 @@ impl StridedForm {
             let element_bytes = axes.group(tensor.element_bytes, self.unit)?;
             let mut section = Section::new(name, element_bytes).at(place.region, offset);
             for (axis, parts) in axes.of.into_iter() {
-                let mut all: Parts = SmallVec::new();
+                let mut all: AxisParts = SmallVec::new();
                 let of_axis = lists.iter().filter(|(list, _)| *list == TensorAxis::Of(axis));
                 let is_listed = of_axis.clone().next().is_some();
                 of_axis.for_each(|(_, parts)| all.extend(parts.iter().copied()));
                 if parts.is_empty() && !is_listed {
                     continue;
                 }
-                all.extend(parts.into_iter().map(ListPart::Bytes));
+                all.extend(parts.into_iter().map(AxisPart::Bytes));
                 section = section.axis(axis, axis_steps(axis, all)?);
             }
             sections.push(section);
@@ -203,7 +204,7 @@ impl StridedForm {
         &self,
         first: usize,
         places: &[RegionOffset],
-    ) -> Result<Vec<(TensorAxis, Parts)>, StridedError> {
+    ) -> Result<Vec<(TensorAxis, AxisParts)>, StridedError> {
         let mut steps = Vec::new();
         for (list, &(axis, count)) in self.lists.iter().enumerate() {
             if axis == TensorAxis::Outer {
@@ -221,11 +222,11 @@ impl StridedForm {
     /// position.
     fn check_alike(
         &self,
-        part: Part<'_>,
+        form_tensors: FormTensors<'_>,
         first: usize,
-        lists: &[(TensorAxis, Parts)],
+        lists: &[(TensorAxis, AxisParts)],
     ) -> Result<(), StridedError> {
-        let Part { tensors, places, begin: before } = part;
+        let FormTensors { tensors, places, begin: before } = form_tensors;
         let (Some(model), Some(&begin)) = (tensors.get(first), places.get(first)) else {
             return Ok(());
         };
@@ -262,10 +263,10 @@ impl StridedForm {
         Ok(())
     }
 
-    /// The axis parts that the dimensions of a tensor describe.
-    fn dimension_parts(&self, tensor: &StridedTensor) -> Result<TensorParts, StridedError> {
+    /// The axis steps that the dimensions of a tensor describe.
+    fn dimension_steps(&self, tensor: &StridedTensor) -> Result<TensorSteps, StridedError> {
         let of = Axis::ALL.map(|axis| (axis, SmallVec::new()));
-        let mut parts = TensorParts { outer: None, of };
+        let mut parts = TensorSteps { outer: None, of };
         let dimensions = self.dimensions.iter().enumerate();
         let sizes = tensor.sizes.iter().zip(&tensor.strides);
         for ((dimension, what), (&size, &stride)) in dimensions.zip(sizes) {
@@ -293,13 +294,13 @@ impl StridedForm {
     }
 }
 
-/// The parts of each axis within a tensor, outermost first.
-struct TensorParts {
+/// The steps of each axis within a tensor, outermost first.
+struct TensorSteps {
     outer: Option<Step>,
     of: [(Axis, SmallVec<[Step; 2]>); 5],
 }
 
-impl TensorParts {
+impl TensorSteps {
     fn push(&mut self, axis: Axis, step: Step) {
         let parts = self.of.iter_mut().find(|(of, _)| *of == axis);
         parts.into_iter().for_each(|(_, parts)| parts.push(step));
@@ -329,11 +330,11 @@ impl TensorParts {
 }
 
 /// The strides of an axis from its parts. Adjacent contiguous parts are joined.
-fn axis_steps(axis: Axis, parts: Parts) -> Result<AxisSteps, StridedError> {
-    let mut joined: Parts = SmallVec::new();
+fn axis_steps(axis: Axis, parts: AxisParts) -> Result<AxisSteps, StridedError> {
+    let mut joined: AxisParts = SmallVec::new();
     for part in parts.into_iter().filter(|part| part.count() != 1) {
         match (joined.last_mut(), part) {
-            (Some(ListPart::Bytes(outer)), ListPart::Bytes(inner))
+            (Some(AxisPart::Bytes(outer)), AxisPart::Bytes(inner))
                 if inner.stride.checked_mul(inner.count.into()) == Some(outer.stride) =>
             {
                 let count = outer.count.checked_mul(inner.count);
@@ -345,14 +346,14 @@ fn axis_steps(axis: Axis, parts: Parts) -> Result<AxisSteps, StridedError> {
     }
     match joined.as_slice() {
         [] => Ok(AxisSteps::ABSENT),
-        [ListPart::Bytes(step)] => Ok(AxisSteps::new(step.count, step.stride)),
-        [ListPart::Regions { count, regions }] => {
+        [AxisPart::Bytes(step)] => Ok(AxisSteps::new(step.count, step.stride)),
+        [AxisPart::Regions { count, regions }] => {
             Ok(AxisSteps::spread(*count, *regions, Step::ONE))
         }
-        [ListPart::Regions { count, regions }, ListPart::Bytes(inner)] => {
+        [AxisPart::Regions { count, regions }, AxisPart::Bytes(inner)] => {
             Ok(AxisSteps::spread(*count, *regions, *inner))
         }
-        [ListPart::Bytes(outer), ListPart::Bytes(inner)] => Ok(AxisSteps::split(*outer, *inner)),
+        [AxisPart::Bytes(outer), AxisPart::Bytes(inner)] => Ok(AxisSteps::split(*outer, *inner)),
         parts => Err(StridedError::Split { axis: axis.into(), parts: parts.len() }),
     }
 }

@@ -36,32 +36,32 @@ pub(super) fn strides(
     if !geometry.sections().iter().all(alike) {
         return Err(KvError::Sections { sections: geometry.sections().len() });
     }
-    let rows = Rows::of(geometry, first, element)?;
+    let steps = SectionSteps::of(geometry, first, element)?;
     axis_order
         .axes()
         .iter()
         .map(|&axis| {
-            let Step { count, stride: bytes } = rows.step(axis)?;
-            if !bytes.is_multiple_of(rows.width) && count > 1 {
+            let Step { count, stride: bytes } = steps.step(axis)?;
+            if !bytes.is_multiple_of(steps.width) && count > 1 {
                 let bytes = ByteCount::new(bytes);
                 return Err(KvError::NotWhole { what: axis, bytes, element });
             }
             // Along an axis of one position, a stride has no effect.
-            let stride = if count == 1 { 1 } else { bytes / rows.width };
+            let stride = if count == 1 { 1 } else { bytes / steps.width };
             Ok(AxisStride { size: count.into(), stride })
         })
         .collect()
 }
 
-/// The axes of one section, with elements of `width` bytes.
-struct Rows<'a> {
+/// The steps of the axes of one section, with elements of `width` bytes.
+struct SectionSteps<'a> {
     geometry: &'a Geometry,
     section: &'a Section,
     element: Step,
     width: u64,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> SectionSteps<'a> {
     fn of(
         geometry: &'a Geometry,
         section: &'a Section,

@@ -5,7 +5,8 @@ use terrane_core::convert::to_usize;
 use crate::config::LayoutConfig;
 use crate::error::LayoutError;
 use crate::geometry::{
-    Axis, Geometry, GeometryError, Section, SectionName, TensorAxis, TensorForm, element,
+    Axis, Geometry, GeometryError, Section, SectionName, TensorAxis, TensorForm,
+    element_bytes_and_count,
 };
 
 /// The sizes of a config's dimensions.
@@ -23,7 +24,7 @@ pub(super) struct Sizes {
 
 impl Sizes {
     pub(super) fn of(config: &LayoutConfig) -> Self {
-        let (element_bytes, row) = element(config);
+        let (element_bytes, row) = element_bytes_and_count(config);
         Self {
             blocks: config.num_blocks(),
             layers: config.num_layers(),

@@ -61,7 +61,7 @@ pub(super) fn sections(
 
 /// A section with the rows of one piece, in the order of tokens or heads.
 fn rows(config: &LayoutConfig, name: SectionName) -> Section {
-    let (element_bytes, row_elements) = element(config);
+    let (element_bytes, row_elements) = element_bytes_and_count(config);
     let tokens = config.page_size();
     let row = u64::from(element_bytes) * u64::from(row_elements);
     let section = Section::new(name, element_bytes);
@@ -84,7 +84,7 @@ fn rows(config: &LayoutConfig, name: SectionName) -> Section {
 }
 
 /// The bytes of an element that is never split, and the number of such elements in a row.
-pub(crate) fn element(config: &LayoutConfig) -> (u32, u32) {
+pub(crate) fn element_bytes_and_count(config: &LayoutConfig) -> (u32, u32) {
     match config.element() {
         ElementFormat::Width(width) => (width.into(), config.inner_dim()),
         ElementFormat::BlockScaled { elements, bytes } => (bytes, config.inner_dim() / elements),

@@ -27,7 +27,7 @@ pub use encoding::GeometryLimits;
 pub use error::GeometryError;
 pub use form::{TensorAxis, TensorForm};
 pub use index::{Index, IndexOutOfRange, RegionOffset};
-pub(crate) use kinds::element;
+pub(crate) use kinds::element_bytes_and_count;
 pub use page::Page;
 pub use pieces::PieceStrides;
 pub use section::{Section, SectionShape};
@@ -381,7 +381,7 @@ impl Geometry {
     }
 
     /// The start and the length of the last element of a block in the last layer of a section.
-    pub(crate) fn last_rows(&self, section: &Section, block: u32) -> (RegionOffset, u64) {
+    pub(crate) fn last_element(&self, section: &Section, block: u32) -> (RegionOffset, u64) {
         let shape = section.shape();
         let last = [shape.heads.unwrap_or(1), shape.tokens, shape.elements].map(|count| count - 1);
         (section.place([block, shape.layers - 1], last), section.element_bytes().get())

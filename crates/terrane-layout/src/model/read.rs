@@ -43,11 +43,11 @@ pub(super) fn read(
         }
         Caches::Hybrid { tokens, layers: kinds, state } => {
             let has_tokens = !matches!(tokens, Tokens::None);
-            let keeps = state::layers(&reader.fields, *kinds, has_tokens, layers)?;
-            let of = |wanted: &dyn Fn(&state::Keeps) -> bool| -> Vec<u32> {
-                (0..).zip(&keeps).filter(|(_, keeps)| wanted(keeps)).map(|(n, _)| n).collect()
+            let caches = state::layers(&reader.fields, *kinds, has_tokens, layers)?;
+            let of = |wanted: &dyn Fn(&state::LayerCaches) -> bool| -> Vec<u32> {
+                (0..).zip(&caches).filter(|(_, caches)| wanted(caches)).map(|(n, _)| n).collect()
             };
-            let token_layers = of(&|keeps| keeps.tokens);
+            let token_layers = of(&|caches| caches.tokens);
             let mut specs = match tokens {
                 Tokens::Attention(attention) => {
                     reader.attention(attention, layers, &token_layers)?
@@ -55,7 +55,7 @@ pub(super) fn read(
                 Tokens::Latent if !token_layers.is_empty() => vec![reader.latent(token_layers)?],
                 Tokens::None | Tokens::Latent => Vec::new(),
             };
-            let state_layers = of(&|keeps| keeps.state);
+            let state_layers = of(&|caches| caches.state);
             if !state_layers.is_empty() {
                 let (ranks, width) = (options.tensor_parallel, options.recurrent_width);
                 let bytes = state::bytes(&reader.fields, state, ranks, width)?;

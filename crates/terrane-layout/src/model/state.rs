@@ -15,7 +15,7 @@ const LINEAR: &[&str] = &["full_attention", "linear_attention"];
 
 /// The caches of one layer of a hybrid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Keeps {
+pub(super) struct LayerCaches {
     pub tokens: bool,
     pub state: bool,
 }
@@ -196,11 +196,11 @@ pub(super) fn layers(
     layers: StateLayers,
     has_tokens: bool,
     num_layers: u32,
-) -> Result<Vec<Keeps>, ModelError> {
-    let only = |tokens: bool| Keeps { tokens, state: !tokens };
+) -> Result<Vec<LayerCaches>, ModelError> {
+    let only = |tokens: bool| LayerCaches { tokens, state: !tokens };
     match layers {
         StateLayers::All => {
-            Ok((0..num_layers).map(|_| Keeps { tokens: has_tokens, state: true }).collect())
+            Ok((0..num_layers).map(|_| LayerCaches { tokens: has_tokens, state: true }).collect())
         }
         StateLayers::Typed { field, of } => {
             let types = fields.layers(field, num_layers, of)?;
@@ -235,10 +235,10 @@ pub(super) fn layers(
     }
 }
 
-fn of_types(types: Vec<&'static str>) -> Vec<Keeps> {
+fn of_types(types: Vec<&'static str>) -> Vec<LayerCaches> {
     types
         .into_iter()
-        .map(|each| Keeps {
+        .map(|each| LayerCaches {
             tokens: matches!(each, "attention" | "full_attention" | "hybrid" | "*"),
             state: matches!(each, "mamba" | "linear_attention" | "conv" | "hybrid" | "M"),
         })
@@ -246,7 +246,7 @@ fn of_types(types: Vec<&'static str>) -> Vec<Keeps> {
 }
 
 /// Nemotron H: a list, or one letter per layer.
-fn letters(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<Keeps>, ModelError> {
+fn letters(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<LayerCaches>, ModelError> {
     const BLOCKS: &[&str] =
         &["attention", "full_attention", "mamba", "linear_attention", "mlp", "moe"];
     const LETTERS: &[&str] = &["M", "*", "-", "E"];
@@ -260,7 +260,7 @@ fn letters(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<Keeps>, ModelErro
 
 /// Kimi Linear: lists of the layers of both kinds, counted from 1. Each layer is in exactly one
 /// list.
-fn lists(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<Keeps>, ModelError> {
+fn lists(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<LayerCaches>, ModelError> {
     if let Some(types) = fields.layers("layer_types", num_layers, LINEAR)? {
         return Ok(of_types(types));
     }
@@ -273,15 +273,16 @@ fn lists(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<Keeps>, ModelError>
     let (full, state) = (list(full_name)?, list(state_name)?);
     (1..=num_layers)
         .map(|layer| {
-            let keeps = Keeps { tokens: full.contains(&layer), state: state.contains(&layer) };
-            if keeps.tokens == keeps.state {
+            let caches =
+                LayerCaches { tokens: full.contains(&layer), state: state.contains(&layer) };
+            if caches.tokens == caches.state {
                 return Err(fields.contradiction(
                     (full_name, format!("{} layers", full.len())),
                     (state_name, format!("{} layers", state.len())),
                     "each layer must be in exactly one of them",
                 ));
             }
-            Ok(keeps)
+            Ok(caches)
         })
         .collect()
 }

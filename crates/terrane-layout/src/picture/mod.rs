@@ -1,11 +1,11 @@
 //! Pictures of layouts: the bytes of one block in the regions.
 
+mod labels;
 mod pieces;
 mod svg;
 #[cfg(test)]
 mod tests;
 mod text;
-mod words;
 
 use crate::geometry::Geometry;
 use pieces::Drawn;

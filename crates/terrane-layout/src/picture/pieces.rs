@@ -4,7 +4,7 @@ use terrane_core::ByteCount;
 
 use crate::geometry::{Axis, Geometry, Section};
 
-use super::words::MOST_REGIONS;
+use super::labels::MOST_REGIONS;
 
 /// The most rows of a section that are visited.
 const MOST_ROWS: u64 = 1 << 14;

@@ -6,8 +6,8 @@ use terrane_core::convert::to_u64;
 
 use crate::geometry::Geometry;
 
+use super::labels::{MOST_PIECES, axis_counts, counted, omitted, strides, summary};
 use super::pieces::{Drawn, DrawnPiece, DrawnRegion};
-use super::words::{MOST_PIECES, counted, holds, omitted, strides, summary};
 
 /// Pixels.
 const WIDTH: u64 = 960;
@@ -57,7 +57,8 @@ fn write_all(geometry: &Geometry, drawn: &Drawn, height: u64, svg: &mut String) 
             svg,
             "<rect x=\"{MARGIN}\" y=\"{top}\" width=\"14\" height=\"14\" fill=\"{colour}\"/>"
         )?;
-        let text = format!("{}: {}; strides: {}", section.name(), holds(section), strides(section));
+        let text =
+            format!("{}: {}; strides: {}", section.name(), axis_counts(section), strides(section));
         line(svg, MARGIN + 22, y, &text)?;
     }
     for region in &drawn.regions {

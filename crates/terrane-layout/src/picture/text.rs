@@ -6,8 +6,8 @@ use terrane_core::convert::to_u64;
 
 use crate::geometry::Geometry;
 
+use super::labels::{MOST_PIECES, axis_counts, counted, omitted, strides, summary};
 use super::pieces::{Drawn, DrawnRegion};
-use super::words::{MOST_PIECES, counted, holds, omitted, strides, summary};
 
 pub(super) fn render(
     geometry: &Geometry,
@@ -17,7 +17,7 @@ pub(super) fn render(
     writeln!(f, "{}", summary(geometry))?;
     for section in geometry.sections() {
         let name = section.name();
-        writeln!(f, "{name}: {}", holds(section))?;
+        writeln!(f, "{name}: {}", axis_counts(section))?;
         writeln!(f, "{:width$}  strides: {}", "", strides(section), width = name.as_str().len())?;
     }
     for region in &drawn.regions {

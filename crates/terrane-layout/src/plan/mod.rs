@@ -156,7 +156,7 @@ impl LayoutPlan {
             let group = section.steps(Axis::Block).inner().count.max(1);
             let before = block.checked_sub(block % group + 1);
             before.into_iter().chain([block]).map(|block| {
-                let (at, span) = self.geometry.last_rows(section, block);
+                let (at, span) = self.geometry.last_element(section, block);
                 // The sum is below `base_bytes`, because the geometry proved that sections are
                 // within regions.
                 self.region_offset(at.region).unwrap_or(self.base_bytes).get() + at.offset + span

@@ -81,19 +81,19 @@ impl Walk {
         place: Position,
         length: u64,
     ) -> Result<usize, Violation> {
-        let holds = |region: &Filled| {
+        let contains = |region: &Filled| {
             region.space == place.space
                 && region.start <= place.start
                 && place.start - region.start < region.length
         };
-        if !self.regions.get(self.latest).is_some_and(holds) {
+        if !self.regions.get(self.latest).is_some_and(contains) {
             let after = self.regions.partition_point(|region| {
                 (region.space, region.start) <= (place.space, place.start)
             });
             self.latest = after.checked_sub(1).ok_or(Violation::OutOfBounds { piece, place })?;
         }
         let fits = |region: &&Filled| {
-            holds(region) && region.length - (place.start - region.start) >= length
+            contains(region) && region.length - (place.start - region.start) >= length
         };
         match self.regions.get(self.latest).filter(fits) {
             Some(_) => Ok(self.latest),

@@ -22,7 +22,7 @@ pub(crate) struct Backend {
     /// The maximum number of I/Os in flight; `None` if no limit is known.
     pub(crate) ios: Option<Arc<IoLimit>>,
     /// Whether all I/Os of a request have ended when the backend reports its failure.
-    pub(crate) fails_at_the_end: bool,
+    pub(crate) failure_is_final: bool,
 }
 
 impl Backend {

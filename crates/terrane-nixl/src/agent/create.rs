@@ -77,10 +77,10 @@ fn create(
     let created = NixlError::during("creating the options of a backend");
     let options = BackendOptions(naming([&raw]).map_err(created)?);
     let ios = IoLimit::of(&config);
-    let fails_at_the_end = installation.package_version().as_deref() == Some(KNOWN_RELEASE)
-        && fails_at_the_end(&config, || known_parameters(agent, &config.name).unwrap_or_default());
+    let failure_is_final = installation.package_version().as_deref() == Some(KNOWN_RELEASE)
+        && failure_is_final(&config, || known_parameters(agent, &config.name).unwrap_or_default());
     let BackendConfig { name, requirement, file_access, .. } = config;
-    Ok(Backend { name, raw, options, memory, requirement, file_access, ios, fails_at_the_end })
+    Ok(Backend { name, raw, options, memory, requirement, file_access, ios, failure_is_final })
 }
 
 /// The NIXL release whose storage backends' failure behaviour is known.
@@ -91,7 +91,7 @@ const KNOWN_RELEASE: &str = "1.5.1";
 /// GDS_MT waits for its threads first. POSIX counts the I/Os of the kernel's asynchronous I/O,
 /// which it prefers if available. With other queues it may report the failure earlier. With other
 /// backends, I/Os may continue.
-fn fails_at_the_end(config: &BackendConfig, known: impl FnOnce() -> Vec<String>) -> bool {
+fn failure_is_final(config: &BackendConfig, known: impl FnOnce() -> Vec<String>) -> bool {
     const QUEUE: &str = "use_aio";
     let is_another = |stated: &Parameter| {
         matches!(stated.key.as_str(), "use_uring" | "use_posix_aio") && stated.value != "false"
@@ -228,15 +228,21 @@ mod tests {
     fn queues_that_report_failures_early_are_recognised() {
         let known = |with: &[&str]| with.iter().map(|key| (*key).to_owned()).collect();
         let posix = |key: &str, value: &str| BackendConfig::new("POSIX").parameter(key, value);
-        let is_final =
-            |config: &BackendConfig, with: &[&str]| fails_at_the_end(config, || known(with));
+        let failure_is_final =
+            |config: &BackendConfig, with: &[&str]| failure_is_final(config, || known(with));
         let usual = posix("ios_pool_size", "64");
-        assert!(is_final(&usual, &["ios_pool_size", "use_aio"]));
-        assert!(!is_final(&usual, &["ios_pool_size", "use_uring"]), "it takes another queue");
-        assert!(!is_final(&posix("use_uring", "true"), &["use_aio", "use_uring"]));
-        assert!(is_final(&posix("use_uring", "false"), &["use_aio", "use_uring"]));
+        assert!(failure_is_final(&usual, &["ios_pool_size", "use_aio"]));
+        assert!(
+            !failure_is_final(&usual, &["ios_pool_size", "use_uring"]),
+            "it takes another queue"
+        );
+        assert!(!failure_is_final(&posix("use_uring", "true"), &["use_aio", "use_uring"]));
+        assert!(failure_is_final(&posix("use_uring", "false"), &["use_aio", "use_uring"]));
         let other = ["GDS_MT", "GDS", "UCX"].map(BackendConfig::new);
-        assert_eq!(other.each_ref().map(|config| is_final(config, &[])), [true, false, false]);
+        assert_eq!(
+            other.each_ref().map(|config| failure_is_final(config, &[])),
+            [true, false, false]
+        );
     }
 
     #[test]

@@ -107,12 +107,12 @@ impl Agent {
     }
 
     /// Its backends, in the order in which registrations try them.
-    pub(crate) fn created(&self) -> &[Backend] {
+    pub(crate) fn created_backends(&self) -> &[Backend] {
         &self.0.backends
     }
 
     /// Its notifications that were not returned yet.
-    pub(crate) fn unread(&self) -> &Mutex<Vec<Notification>> {
+    pub(crate) fn pending_notifications(&self) -> &Mutex<Vec<Notification>> {
         &self.0.notifications
     }
 

@@ -25,7 +25,7 @@ impl Agent {
             if !state.must_end() {
                 continue;
             }
-            state.forgotten = true;
+            state.is_forgotten = true;
             drop(state);
             table.remove(peer.id);
             loaded.end(&peer);
@@ -50,7 +50,7 @@ impl Agent {
             known.reset();
         }
         let mut state = peer.state();
-        state.reloading = false;
+        state.is_reloading = false;
         state.record_close(was_known);
     }
 

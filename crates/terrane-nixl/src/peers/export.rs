@@ -80,7 +80,7 @@ impl Agent {
         let reached = Metadata::parse(&connection).ok().map(|metadata| metadata.connections);
         let is_reached =
             |name: &str| reached.as_ref().is_none_or(|all| all.iter().any(|c| c.backend == name));
-        let mut backends = self.created().iter().enumerate().filter(|(_, backend)| {
+        let mut backends = self.created_backends().iter().enumerate().filter(|(_, backend)| {
             is_reached(backend.name.as_str())
                 && registered.iter().all(|record| record.accepted_by(&backend.name))
         });
@@ -150,7 +150,7 @@ impl Agent {
         let not_ours = || ExportError::NotOurs { storage: span.kind };
         let record = self.registration_of(0, memory, &span)?;
         let access = |name: &BackendName| {
-            self.created().iter().find(|b| b.name == *name).map(|b| b.file_access)
+            self.created_backends().iter().find(|b| b.name == *name).map(|b| b.file_access)
         };
         let access = record.accepted().find_map(access).ok_or_else(not_ours)?;
         described(&span, access, &record).ok_or_else(not_ours)

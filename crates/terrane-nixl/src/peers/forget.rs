@@ -38,7 +38,7 @@ impl Agent {
         let mut loaded = self.peer_table().loaded();
         let mut transfers = 0;
         self.peer_table().change(&known, |state| {
-            state.forgotten = true;
+            state.is_forgotten = true;
             transfers = state.transfers;
         });
         self.end_peers_among(&mut loaded);
@@ -79,7 +79,7 @@ impl Agent {
         }
         let known = self.peer_table().all().into_iter();
         let mut peers: Vec<_> = known
-            .filter(|peer| !peer.state().forgotten)
+            .filter(|peer| !peer.state().is_forgotten)
             .map(|peer| (peer.id, peer.name.clone()))
             .collect();
         peers.sort_unstable_by_key(|(id, _)| *id);
@@ -97,7 +97,7 @@ impl Agent {
     pub(crate) fn peer_names(&self, peer: PeerId) -> Option<(AgentName, AgentName)> {
         process::check().ok()?;
         let known = self.peer_table().get(peer)?;
-        let forgotten = known.state().forgotten;
+        let forgotten = known.state().is_forgotten;
         (!forgotten).then(|| (known.name.clone(), known.nixl_name.clone()))
     }
 

@@ -41,7 +41,7 @@ impl Agent {
         let failed = NixlError::during(TAKING);
         let mut map = nixl_sys::NotificationMap::new().map_err(failed)?;
         // Locked before NIXL is polled, so that two threads keep the order of arrival.
-        let mut unread = lock(self.unread());
+        let mut pending = lock(self.pending_notifications());
         let mut outcome = without_tracing(|| self.raw().get_notifications(&mut map, None));
         let mut nameless = Vec::new();
         // If a backend failed, the notifications of the others exist only here.
@@ -57,13 +57,13 @@ impl Agent {
             let from = AgentName::from(sender);
             for message in messages {
                 match message {
-                    Ok(message) => unread.push(Notification { from: from.clone(), message }),
+                    Ok(message) => pending.push(Notification { from: from.clone(), message }),
                     Err(error) => outcome = outcome.and(Err(error)),
                 }
             }
         }
-        let taken = outcome.map(|()| std::mem::take(&mut *unread));
-        drop(unread);
+        let taken = outcome.map(|()| std::mem::take(&mut *pending));
+        drop(pending);
         // Outside the lock: a log subscriber may query notifications.
         for error in nameless {
             tracing::error!(agent = %self.name(), ?error, "a sender's name is not UTF-8; its notification is dropped");

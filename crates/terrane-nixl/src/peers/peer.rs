@@ -55,13 +55,13 @@ pub(super) struct PeerState {
     /// Live layouts of the peer.
     pub(super) layouts: usize,
     /// Whether no new transfer begins.
-    pub(super) forgotten: bool,
+    pub(super) is_forgotten: bool,
     /// Whether NIXL is loading or forgetting the peer. Nothing is posted during that time.
-    pub(super) reloading: bool,
+    pub(super) is_reloading: bool,
     /// The number of times that NIXL has begun to load or forget the peer.
     pub(super) generation: u64,
     /// Whether a request has failed.
-    pub(super) poisoned: bool,
+    pub(super) is_poisoned: bool,
     /// Whether NIXL does not know the peer, and may be unable to close its connection.
     pub(super) is_unclosable: bool,
     /// The number of times that the connection was closed, and the last time.
@@ -71,19 +71,19 @@ pub(super) struct PeerState {
 
 impl PeerState {
     pub(super) fn must_end(&self) -> bool {
-        self.transfers == 0 && (self.forgotten || self.layouts == 0)
+        self.transfers == 0 && (self.is_forgotten || self.layouts == 0)
     }
 
     pub(super) fn must_close(&self) -> bool {
-        self.poisoned
+        self.is_poisoned
             && !self.is_unclosable
-            && !self.reloading
+            && !self.is_reloading
             && self.transfers == self.failed_in_flight
     }
 
     /// Records that NIXL is about to load or forget the peer.
     pub(super) fn begin_reload(&mut self) {
-        self.reloading = true;
+        self.is_reloading = true;
         self.generation += 1;
     }
 
@@ -97,7 +97,7 @@ impl PeerState {
         // Transfers that waited for this do not use the next connection.
         self.transfers -= self.failed_in_flight;
         self.failed_in_flight = 0;
-        self.poisoned = false;
+        self.is_poisoned = false;
         self.close_count += 1;
         self.last_close = Some(Instant::now());
     }
@@ -124,6 +124,6 @@ pub(super) struct Reloading<'a>(&'a Peer);
 
 impl Drop for Reloading<'_> {
     fn drop(&mut self) {
-        self.0.state().reloading = false;
+        self.0.state().is_reloading = false;
     }
 }

@@ -30,10 +30,10 @@ impl Agent {
     pub(crate) fn use_peer(&self, id: PeerId) -> Result<PeerUse, PeerUnavailable> {
         let peer = self.peer_table().get(id).ok_or(PeerUnavailable::Unknown)?;
         let mut state = peer.state();
-        if state.forgotten {
+        if state.is_forgotten {
             return Err(PeerUnavailable::Unknown);
         }
-        if state.poisoned {
+        if state.is_poisoned {
             return Err(PeerUnavailable::Lost(peer.name.clone()));
         }
         state.transfers += 1;
@@ -82,7 +82,7 @@ impl PeerUse {
 
     pub(crate) fn readiness(&self) -> Readiness {
         let state = self.peer.state();
-        match (state.poisoned, state.reloading) {
+        match (state.is_poisoned, state.is_reloading) {
             (true, _) => Readiness::Lost,
             (false, true) => Readiness::Later,
             (false, false) => Readiness::Ready,
@@ -111,7 +111,7 @@ impl PeerUse {
 
     /// Records that a request with the peer has failed.
     pub(crate) fn poison(&self) {
-        self.peer.state().poisoned = true;
+        self.peer.state().is_poisoned = true;
     }
 
     /// Declares that the rest of the transfer ends only with the connection, which may be closed
@@ -121,7 +121,7 @@ impl PeerUse {
             Some(since) => since,
             None => {
                 let since = self.agent.peer_table().change(&self.peer, |state| {
-                    state.poisoned = true;
+                    state.is_poisoned = true;
                     state.failed_in_flight += 1;
                     state.close_count
                 });

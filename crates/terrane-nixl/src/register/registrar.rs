@@ -77,7 +77,7 @@ impl Agent {
         let mut chosen: Vec<(usize, BackendRequirement)> = Vec::new();
         for (backend, requirement) in backends {
             let backend = backend.into();
-            let Some(index) = self.created().iter().position(|b| b.name == backend) else {
+            let Some(index) = self.created_backends().iter().position(|b| b.name == backend) else {
                 let (agent, available) = (self.name().clone(), self.backends().cloned().collect());
                 return Err(NixlError::NoSuchBackend { agent, backend, available });
             };
@@ -109,11 +109,11 @@ impl Register for Agent {
 type Chosen = (usize, BackendRequirement);
 
 fn all(agent: &Agent) -> impl Iterator<Item = Chosen> {
-    agent.created().iter().map(|backend| backend.requirement).enumerate()
+    agent.created_backends().iter().map(|backend| backend.requirement).enumerate()
 }
 
 fn limits(agent: &Agent, chosen: impl Iterator<Item = Chosen>) -> Limits {
-    let mut backends = chosen.filter_map(|(index, _)| agent.created().get(index));
+    let mut backends = chosen.filter_map(|(index, _)| agent.created_backends().get(index));
     // The limits of direct I/O are known only for each file, and are at most a page.
     if backends.any(|backend| backend.file_access == FileAccess::Direct) {
         Limits { alignment: Alignment::PAGE, granule: Alignment::PAGE, ..Limits::NONE }
@@ -128,7 +128,7 @@ fn register(
     span: &Span,
 ) -> Result<Registration, RegisterError> {
     let attempt = |(index, requirement)| {
-        let backend: &Backend = agent.created().get(index)?;
+        let backend: &Backend = agent.created_backends().get(index)?;
         Some(BackendAttempt { index, backend, requirement, outcome: descriptor(backend, span) })
     };
     let mut attempts: SmallVec<[BackendAttempt<'_>; 2]> = chosen.filter_map(attempt).collect();

@@ -43,8 +43,11 @@ fn agent(backends: &[&str]) -> Agent {
 /// with Terrane's agent were deregistered one by one.
 fn probe(agent: &Agent) -> Probe {
     let raw = agent.raw().clone();
-    let backends: Vec<_> =
-        agent.created().iter().map(|b| (b.name.clone(), b.memory.clone(), b.file_access)).collect();
+    let backends: Vec<_> = agent
+        .created_backends()
+        .iter()
+        .map(|b| (b.name.clone(), b.memory.clone(), b.file_access))
+        .collect();
     Arc::new(move |span: &Span| {
         let answers = backends.iter().filter_map(|(name, memory, access)| {
             let descriptor = Descriptor::of(span, *access).unwrap();

@@ -52,7 +52,8 @@ pub struct HostFacts {
     /// All memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// The memory that is available under the machine's and the control group's limits, without free huge pages.
+    /// The memory that is available under the machine's and the control group's limits, without
+    /// free huge pages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub available_bytes: Option<u64>,
     /// All huge pages of 2 MiB, free or in use: `vm.nr_hugepages`.
@@ -77,7 +78,8 @@ pub struct DiskFacts {
     pub directory: String,
     /// The bytes that are free for this user.
     pub free_bytes: u64,
-    /// The number of the file system (`st_dev`), if it is known. Directories of one file system share its free bytes.
+    /// The number of the file system (`st_dev`), if it is known. Directories of one file system
+    /// share its free bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_system: Option<u64>,
 }
@@ -88,7 +90,8 @@ pub struct DiskFacts {
 pub struct Rates {
     /// The name of the calibration, or of the published figures.
     pub name: String,
-    /// Whether the rates were measured. Published peaks are limits: a copy takes at least that long.
+    /// Whether the rates were measured. Published peaks are limits: a copy takes at least that
+    /// long.
     pub is_measured: bool,
     /// From pinned memory to the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]

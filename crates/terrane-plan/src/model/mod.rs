@@ -23,7 +23,8 @@ struct Origin {
     date: String,
 }
 
-/// The names of the published models, ascending. `NAME-defaults` has the default parameters of a model type.
+/// The names of the published models, ascending. `NAME-defaults` has the default parameters of a
+/// model type.
 pub fn published_models() -> impl Iterator<Item = &'static str> {
     table::FILES.iter().map(|&(name, _)| name)
 }
@@ -68,7 +69,8 @@ impl Model {
         &self.name
     }
 
-    /// The source of the parameters, and the date on which they were read; `None` for the caller's model.
+    /// The source of the parameters, and the date on which they were read; `None` for the caller's
+    /// model.
     #[must_use]
     pub fn source(&self) -> Option<(&str, &str)> {
         self.origin.as_ref().map(|origin| (origin.source.as_str(), origin.date.as_str()))

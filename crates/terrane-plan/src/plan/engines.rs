@@ -15,8 +15,8 @@ use crate::sizes::option_size;
 pub struct EngineOptions {
     /// The engine, and the version to which the options belong.
     pub engine: String,
-    /// The command. `MODEL` stands for the path or the name of the weights. Empty if the engine does not support the
-    /// model.
+    /// The command. `MODEL` stands for the path or the name of the weights. Empty if the engine
+    /// does not support the model.
     pub command: String,
     /// Remarks on the options.
     pub notes: Vec<String>,
@@ -83,7 +83,8 @@ fn vllm(request: &PlanRequest, groups: &[GroupPlan]) -> EngineOptions {
     let mut notes: Vec<String> = format.and_then(Result::err).into_iter().collect();
     if let Some(host) = request.host {
         words.push("--kv-offloading-backend native".to_owned());
-        // A number of 64 bits divided by 2^30: vLLM computes the same bytes from the decimal digits.
+        // A number of 64 bits divided by 2^30: vLLM computes the same bytes from the decimal
+        // digits.
         words.push(format!("--kv-offloading-size {}", host.get() as f64 / GIB));
         notes.push("--kv-offloading-size is in GiB, of all ranks together".to_owned());
         notes.push(format!(
@@ -148,7 +149,8 @@ fn sglang(request: &PlanRequest, geometry: &ModelGeometry) -> EngineOptions {
     EngineOptions { engine, command: words.join(" "), notes }
 }
 
-/// The option for the size of the host tier, with a remark. The error is the reason why there is no such option.
+/// The option for the size of the host tier, with a remark. The error is the reason why there is no
+/// such option.
 fn hierarchical_cache(
     request: &PlanRequest,
     host: ByteCount,

@@ -87,8 +87,8 @@ pub(crate) fn group_plans(
 }
 
 impl GroupPlan {
-    /// The number of blocks of one context. The tokens of a window may begin in the middle of a block, so a window
-    /// may need one more block.
+    /// The number of blocks of one context. The tokens of a window may begin in the middle of a
+    /// block, so a window may need one more block.
     pub(crate) fn blocks_of(&self, context: u64, block_tokens: u32) -> u64 {
         if self.is_state {
             return 1;

@@ -27,7 +27,7 @@ pub struct LimitHit {
 }
 
 /// Compares the plan with the known facts about the machine.
-pub(crate) fn hit(
+pub(crate) fn exceeded(
     request: &PlanRequest,
     tiers: &[TierPlan],
     host: Option<&HostNeeds>,
@@ -73,7 +73,8 @@ pub(crate) fn hit(
             TierKind::Disk => {}
         }
     }
-    for Shared { directories, needed, free } in file_systems(&machine.disks, tiers, ranks) {
+    for FileSystemNeeds { directories, needed, free } in file_systems(&machine.disks, tiers, ranks)
+    {
         let limit = format!("free space in {}", directories.join(" and "));
         limits.bytes(&limit, needed, Some(free), "free space there, or use less for the cache");
     }
@@ -105,15 +106,20 @@ pub(crate) fn hit(
 }
 
 /// The tiers on one file system.
-struct Shared<'a> {
+struct FileSystemNeeds<'a> {
     directories: Vec<&'a str>,
     needed: u64,
     free: u64,
 }
 
-/// The needs of the disk tiers, summed for each file system. The free space of other directories is not known.
-fn file_systems<'a>(disks: &[DiskFacts], tiers: &'a [TierPlan], ranks: u64) -> Vec<Shared<'a>> {
-    let mut found: Vec<(&DiskFacts, Shared<'a>)> = Vec::new();
+/// The needs of the disk tiers, summed for each file system. The free space of other directories is
+/// not known.
+fn file_systems<'a>(
+    disks: &[DiskFacts],
+    tiers: &'a [TierPlan],
+    ranks: u64,
+) -> Vec<FileSystemNeeds<'a>> {
+    let mut found: Vec<(&DiskFacts, FileSystemNeeds<'a>)> = Vec::new();
     for tier in tiers.iter().filter(|tier| tier.kind == TierKind::Disk) {
         // Paths are equal without the slash at the end.
         let is_there = |disk: &&DiskFacts| Path::new(&disk.directory) == Path::new(&tier.name);
@@ -123,16 +129,16 @@ fn file_systems<'a>(disks: &[DiskFacts], tiers: &'a [TierPlan], ranks: u64) -> V
             (Some(one), Some(other)) => one == other,
             _ => Path::new(&disk.directory) == Path::new(&other.directory),
         };
-        if let Some((_, shared)) = found.iter_mut().find(|(other, _)| is_same(other)) {
-            shared.directories.push(&tier.name);
-            shared.needed = shared.needed.saturating_add(needed);
-            shared.free = shared.free.min(disk.free_bytes);
+        if let Some((_, needs)) = found.iter_mut().find(|(other, _)| is_same(other)) {
+            needs.directories.push(&tier.name);
+            needs.needed = needs.needed.saturating_add(needed);
+            needs.free = needs.free.min(disk.free_bytes);
         } else {
             let directories = vec![tier.name.as_str()];
-            found.push((disk, Shared { directories, needed, free: disk.free_bytes }));
+            found.push((disk, FileSystemNeeds { directories, needed, free: disk.free_bytes }));
         }
     }
-    found.into_iter().map(|(_, shared)| shared).collect()
+    found.into_iter().map(|(_, needs)| needs).collect()
 }
 
 struct Limits(Vec<LimitHit>);

@@ -34,8 +34,8 @@ pub struct TierPlan {
     pub blocks: u64,
     /// Tokens of these blocks, if every group keeps every token.
     pub tokens: u64,
-    /// Sequences whose states fit in addition to the blocks; 0 if no group has states. A tier that cannot hold all users
-    /// has the states of those whose complete context fits, and at least one.
+    /// Sequences whose states fit in addition to the blocks; 0 if no group has states. A tier that
+    /// cannot hold all users has the states of those whose complete context fits, and at least one.
     pub states: u64,
     /// Users whose complete context fits in this tier alone, if the request has a context.
     pub users: Option<u64>,
@@ -96,16 +96,16 @@ pub struct Padding {
 pub struct HostNeeds {
     /// Huge pages of 2 MiB for all ranks.
     pub huge_pages: u64,
-    /// The command that reserves them. `vm.nr_hugepages` is the machine's total. If the machine is known, the value
-    /// includes the pages in use, and is at least the present total.
+    /// The command that reserves them. `vm.nr_hugepages` is the machine's total. If the machine is
+    /// known, the value includes the pages in use, and is at least the present total.
     pub sysctl: String,
     /// Registrations with the driver on one rank, of at most 64 GiB each.
     pub registrations: u64,
-    /// Bytes that a rank locks if it registers the tier for RDMA. Registration with the CUDA driver does not count
-    /// against `RLIMIT_MEMLOCK`.
+    /// Bytes that a rank locks if it registers the tier for RDMA. Registration with the CUDA driver
+    /// does not count against `RLIMIT_MEMLOCK`.
     pub memlock_bytes: u64,
-    /// Bytes in `/dev/shm` if vLLM's native offloading uses this memory: its file there has the size of the whole
-    /// tier. The tiers of Terrane use private memory.
+    /// Bytes in `/dev/shm` if vLLM's native offloading uses this memory: its file there has the
+    /// size of the whole tier. The tiers of Terrane use private memory.
     pub shm_bytes: u64,
 }
 
@@ -173,24 +173,29 @@ pub(crate) fn tiers(
     let host = request.host.map(|bytes| ("host".to_owned(), TierKind::Host, of_rank(bytes)));
     let disks = request.disks.iter();
     let disks = disks.map(|disk| (disk.directory.clone(), TierKind::Disk, of_rank(disk.bytes)));
-    let size = Sizing { request, geometry, groups, demand };
+    let planner = TierPlanner { request, geometry, groups, demand };
     device
         .into_iter()
         .chain(host)
         .chain(disks)
-        .map(|(name, kind, given)| size.tier(name, kind, given))
+        .map(|(name, kind, given)| planner.plan_tier(name, kind, given))
         .collect()
 }
 
-struct Sizing<'a> {
+struct TierPlanner<'a> {
     request: &'a PlanRequest,
     geometry: &'a ModelGeometry,
     groups: &'a [GroupPlan],
     demand: Option<&'a Demand>,
 }
 
-impl Sizing<'_> {
-    fn tier(&self, name: String, kind: TierKind, given: ByteCount) -> Result<TierPlan, PlanError> {
+impl TierPlanner<'_> {
+    fn plan_tier(
+        &self,
+        name: String,
+        kind: TierKind,
+        given: ByteCount,
+    ) -> Result<TierPlan, PlanError> {
         let has_tokens = self.groups.iter().any(|group| !group.is_state);
         let has_states = self.groups.iter().any(|group| group.is_state);
         let users = self.users_within(kind, given)?;
@@ -198,8 +203,9 @@ impl Sizing<'_> {
             self.plans(kind, counts)
                 .is_ok_and(|plans| sum(&plans).is_some_and(|sum| sum <= given.get()))
         };
-        // A state is useful only with the blocks of its sequence. So the tier has a state for each user whose complete
-        // context fits, or one. The padding of regions may leave space for fewer.
+        // A state is useful only with the blocks of its sequence. So the tier has a state for each
+        // user whose complete context fits, or one. The padding of regions may leave space for
+        // fewer.
         let users_held = users.zip(self.demand).map_or(1, |(fit, demand)| fit.min(demand.users));
         // More users than `MOST_BLOCKS` have as many blocks, which are refused below.
         let most = u32::try_from(users_held.max(1)).unwrap_or(MOST_BLOCKS);
@@ -251,7 +257,8 @@ impl Sizing<'_> {
         plans.collect()
     }
 
-    /// The number of users whose complete context fits in these bytes, with the block size of this tier.
+    /// The number of users whose complete context fits in these bytes, with the block size of this
+    /// tier.
     fn users_within(&self, kind: TierKind, given: ByteCount) -> Result<Option<u64>, PlanError> {
         let Some(demand) = self.demand else { return Ok(None) };
         let alignment = kind.block_alignment();
@@ -265,7 +272,8 @@ impl Sizing<'_> {
     }
 }
 
-/// The largest count from 1 to `most` that fits, if 1 fits. If a count fits, every smaller one does.
+/// The largest count from 1 to `most` that fits, if 1 fits. If a count fits, every smaller one
+/// does.
 fn largest(most: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
     if !fits(1) {
         return None;

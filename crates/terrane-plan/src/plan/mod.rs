@@ -19,8 +19,8 @@ use crate::plan::predictions::Prediction;
 use crate::request::PlanRequest;
 use crate::trace::TraceReport;
 
-/// The memory that a model needs on the tiers of a machine. All bytes are for one rank, unless the field's
-/// documentation states otherwise.
+/// The memory that a model needs on the tiers of a machine. All bytes are for one rank, unless the
+/// field's documentation states otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
@@ -132,7 +132,7 @@ impl Plan {
             chunk_tokens: request.chunk_tokens,
             bytes_per_token: sum(|group| group.bytes_per_token),
             bytes_per_sequence: sum(|group| group.bytes_per_sequence),
-            limits: limits::hit(request, &tiers, host.as_ref()),
+            limits: limits::exceeded(request, &tiers, host.as_ref()),
             predictions: predictions::predict(request, &groups, &tiers, demand.as_ref())?,
             savings: advice::savings(request, &groups, &tiers, demand.as_ref())?,
             engines: engines::options(request, &geometry, &groups),

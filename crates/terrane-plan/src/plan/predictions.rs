@@ -25,8 +25,9 @@ pub struct Prediction {
     pub rates: String,
 }
 
-/// The times of preparing memory, and of copies between the tiers. All ranks share the processors, the memory and the
-/// disks of the machine, and do the same at the same time. Each has its own link to its device.
+/// The times of preparing memory, and of copies between the tiers. All ranks share the processors,
+/// the memory and the disks of the machine, and do the same at the same time. Each has its own link
+/// to its device.
 pub(crate) fn predict(
     request: &PlanRequest,
     groups: &[GroupPlan],
@@ -94,7 +95,8 @@ fn routes(
     known.filter_map(|(_, from, to, cost)| Some((from, to, cost?))).collect()
 }
 
-/// A block, a chunk, and a context if the request has one. Groups of states are part of a context only.
+/// A block, a chunk, and a context if the request has one. Groups of states are part of a context
+/// only.
 fn units(
     request: &PlanRequest,
     groups: &[GroupPlan],

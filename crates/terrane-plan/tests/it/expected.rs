@@ -1,4 +1,5 @@
-//! Compares predicted bytes with those that an independent script derives from the shapes of tensors.
+//! Compares predicted bytes with those that an independent script derives from the shapes of
+//! tensors.
 
 use std::path::Path;
 

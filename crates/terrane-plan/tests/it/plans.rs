@@ -31,7 +31,8 @@ fn a_tier_holds_as_many_blocks_as_fit() {
 fn padding_has_a_cause() {
     let plan = Plan::new(&request("deepseek_v32-defaults")).unwrap();
     let disk = plan.tiers.iter().find(|tier| tier.kind == TierKind::Disk).unwrap();
-    // Latents: a block is 61 · 18,432 = 1,124,352 bytes, which is 274.5 pages. Keys: 128,832 bytes, 31.45 pages.
+    // Latents: a block is 61 · 18,432 = 1,124,352 bytes, which is 274.5 pages. Keys: 128,832 bytes,
+    // 31.45 pages.
     assert_eq!(disk.groups[0].block_stride, 275 * 4096);
     assert_eq!(disk.groups[1].block_stride, 32 * 4096);
     let lost = 275 * 4096 - 1_124_352 + 32 * 4096 - 128_832;
@@ -50,7 +51,8 @@ fn users_need_their_windows_and_their_states() {
     (gpt_oss.context, gpt_oss.users) = (Some(131_072), Some(64));
     let plan = Plan::new(&gpt_oss).unwrap();
     let demand = plan.demand.as_ref().unwrap();
-    // Half of the layers keep all tokens. The others keep 128 and the rest of a block. 2 · 8 · 64 · 2 bytes a layer.
+    // Half of the layers keep all tokens. The others keep 128 and the rest of a block. 2 · 8 · 64 ·
+    // 2 bytes a layer.
     let layer = 2 * 8 * 64 * 2;
     assert_eq!(demand.bytes_per_user, 12 * layer * (131_072 + 128 + 16));
     assert_eq!(plan.tiers[1].users, Some((256 << 30) / demand.bytes_per_user));

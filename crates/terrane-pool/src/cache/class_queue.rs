@@ -138,8 +138,8 @@ impl<B> ClassQueue<B> {
         self.touch(now);
     }
 
-    /// Returns whether the queue is empty. If so, the class is no longer marked as occupied.
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Removes the mark of the class as occupied, if the queue is empty. Returns whether it is.
+    pub(crate) fn unmark_if_empty(&self) -> bool {
         let is_empty = self.blocks() == 0;
         if is_empty {
             let queue = self.queue.lock();

@@ -31,7 +31,7 @@ pub(crate) struct BlockDescriptor<M: Memory> {
     /// The bytes of a block; zero if it is not pooled.
     pub(crate) weight: u64,
     pub(crate) tag: Tag,
-    pub(crate) is: BlockUse,
+    pub(crate) usage: BlockUse,
 }
 
 // SAFETY: the pointer is used only as a shared reference, and all threads may use a shared cache.
@@ -91,12 +91,12 @@ impl<M: Memory> Descriptors<M> {
         cache: &SharedCache<M>,
         class: usize,
         tag: Tag,
-        is: BlockUse,
+        usage: BlockUse,
     ) -> DescriptorRef<M> {
         let all = self.0[tag.index()].get_or_init(|| make(cache, tag));
         // The last descriptors are for blocks that are not pooled.
         let [plain, listed] = &all[class.min(all.len() - 1)];
-        DescriptorRef(NonNull::from(match is {
+        DescriptorRef(NonNull::from(match usage {
             BlockUse::Plain => plain,
             BlockUse::Listed => listed,
         }))
@@ -110,12 +110,12 @@ fn make<M: Memory>(cache: &SharedCache<M>, tag: Tag) -> ClassDescriptors<M> {
     let all = pooled.chain([(UNPOOLED, 0)]);
     let cache = NonNull::from(cache);
     let descriptors = |(class, weight)| {
-        [BlockUse::Plain, BlockUse::Listed].map(|is| BlockDescriptor {
+        [BlockUse::Plain, BlockUse::Listed].map(|usage| BlockDescriptor {
             cache,
             class,
             weight,
             tag,
-            is,
+            usage,
         })
     };
     all.map(descriptors).collect()

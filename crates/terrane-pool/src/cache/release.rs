@@ -13,7 +13,7 @@ use crate::cache::shared_cache::SharedCache;
 use crate::cache::thread_cache::{Refusal, ThreadMagazines};
 use crate::cache::thread_index::ThreadExit as _;
 use crate::pool::record::{Block, Record, UNPOOLED};
-use crate::tags::Tag;
+use crate::tags::{LiveBytes, Tag};
 
 impl<M: Memory> SharedCache<M> {
     /// Returns a block from its user. The descriptor must belong to the record's shared cache.
@@ -21,8 +21,8 @@ impl<M: Memory> SharedCache<M> {
     pub(crate) fn release(record: Block<M>, descriptor: DescriptorRef<M>) {
         // SAFETY: the record keeps its shared cache alive, and this function owns the record.
         // The fields are read one by one, because a copy of all would go through the stack.
-        let &BlockDescriptor { cache, class, weight, tag, is } = unsafe { descriptor.get() };
-        if is == BlockUse::Listed {
+        let &BlockDescriptor { cache, class, weight, tag, usage } = unsafe { descriptor.get() };
+        if usage == BlockUse::Listed {
             return Self::release_listed(record, descriptor);
         }
         let mut record = Some(record);
@@ -64,7 +64,7 @@ impl<M: Memory> SharedCache<M> {
     fn release_to_pending(record: Block<M>, tag: Tag) {
         let cache = Arc::clone(&record.cache);
         cache.register_thread();
-        cache.count(tag, record.granted, false);
+        cache.count(tag, record.granted, LiveBytes::Removed);
         if record.uses.is_free() {
             return drop(record);
         }
@@ -140,10 +140,10 @@ impl<M: Memory> SharedCache<M> {
         refusal: Option<Refusal>,
     ) {
         if self.is_closed() {
-            self.count(tag, weight, false);
+            self.count(tag, weight, LiveBytes::Removed);
             return drop(record);
         }
-        if !self.has_magazine(class) || self.passes_magazines() {
+        if !self.has_magazine(class) || self.must_bypass_magazines() {
             return self.release_shared(class, tag, record);
         }
         // `make_room` runs foreign code. After it, the thread may no longer keep the cache alive.
@@ -160,7 +160,7 @@ impl<M: Memory> SharedCache<M> {
             })
         };
         let Some(credit) = reserved else {
-            self.count(tag, weight, false);
+            self.count(tag, weight, LiveBytes::Removed);
             self.count_eviction(class, 1);
             return drop(record);
         };
@@ -202,7 +202,7 @@ impl<M: Memory> SharedCache<M> {
     /// Returns a block without a magazine. A block that no place can store drops last.
     pub(crate) fn release_shared(&self, class: usize, tag: Tag, record: Block<M>) {
         let weight = self.weight(class);
-        self.count(tag, weight, false);
+        self.count(tag, weight, LiveBytes::Removed);
         let mut kept = None;
         let has_room = self.limit.reserve(weight) || {
             // As in `release_registered`.

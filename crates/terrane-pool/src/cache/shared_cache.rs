@@ -22,7 +22,7 @@ use crate::size_class::ClassTable;
 use crate::streams::fence::StreamId;
 use crate::streams::pending::PendingFrees;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
-use crate::tags::{TAGS, Tag, TagTable, Tally};
+use crate::tags::{LiveBytes, TAGS, Tag, TagTable, Tally};
 
 /// The maximum number of threads with magazines. A system rarely has more, and each has memory.
 const MOST_THREADS: usize = 65_536;
@@ -99,8 +99,8 @@ impl<M: Memory> SharedCache<M> {
 
     /// Returns the descriptor of a block of `class` under `tag`.
     #[inline]
-    pub(crate) fn descriptor(&self, class: usize, tag: Tag, is: BlockUse) -> DescriptorRef<M> {
-        self.descriptors.get(self, class, tag, is)
+    pub(crate) fn descriptor(&self, class: usize, tag: Tag, usage: BlockUse) -> DescriptorRef<M> {
+        self.descriptors.get(self, class, tag, usage)
     }
 
     /// Returns the weight of a block of the class: the bytes that the block counts to the limit.
@@ -137,7 +137,7 @@ impl<M: Memory> SharedCache<M> {
     }
 
     /// Counts a release that may bypass the magazines, and returns whether it must.
-    pub(super) fn passes_magazines(&self) -> bool {
+    pub(super) fn must_bypass_magazines(&self) -> bool {
         let has_pressure = self.has_pressure();
         if has_pressure {
             // Fails if other threads have made it zero. Then one more release bypasses them.
@@ -196,14 +196,14 @@ impl<M: Memory> SharedCache<M> {
                 return Some((queue.take_one(self.now())?, weight, false));
             };
             let record = magazines.refill(queue, further, self.now())?;
-            magazines.count(tag, weight, true);
+            magazines.count(tag, weight, LiveBytes::Added);
             magazines.credit += weight;
             Some((record, magazines.surplus(class, weight), true))
         })??;
         self.limit.release(surplus);
         if !counted {
             queue.shared_hits.fetch_add(1, Ordering::Relaxed);
-            self.count(tag, weight, true);
+            self.count(tag, weight, LiveBytes::Added);
         }
         Some(record)
     }
@@ -215,7 +215,7 @@ impl<M: Memory> SharedCache<M> {
         let weight = self.weight(class);
         self.limit.release(weight);
         queue.shared_hits.fetch_add(1, Ordering::Relaxed);
-        self.count(tag, weight, true);
+        self.count(tag, weight, LiveBytes::Added);
         Some(record)
     }
 
@@ -327,11 +327,12 @@ impl<M: Memory> SharedCache<M> {
     }
 
     /// Counts bytes of `tag` that became live, or stopped being live.
-    pub(crate) fn count(&self, tag: Tag, bytes: u64, live: bool) {
-        if tag == Tag::NONE || self.enter(|magazines| magazines.count(tag, bytes, live)).is_some() {
+    pub(crate) fn count(&self, tag: Tag, bytes: u64, change: LiveBytes) {
+        if tag == Tag::NONE || self.enter(|magazines| magazines.count(tag, bytes, change)).is_some()
+        {
             return;
         }
-        self.unregistered_tally.lock().count(tag, bytes, live);
+        self.unregistered_tally.lock().count(tag, bytes, change);
     }
 
     /// Returns the labels with the most live bytes, at most `count`, the largest first.

@@ -21,7 +21,7 @@ use crate::cache::shared_cache::SharedCache;
 use crate::cache::thread_cache::{ThreadCache, ThreadMagazines};
 use crate::pool::record::Block;
 use crate::sync::{MutexGuard, Ordering};
-use crate::tags::Tag;
+use crate::tags::{LiveBytes, Tag};
 
 /// A class counts as idle after this many accesses of other classes to the upstream or the limit.
 const IDLE: u64 = 64;
@@ -293,7 +293,7 @@ impl<M: Memory> SharedCache<M> {
             let mut occupied = self.occupied.iter().filter(|class| classes.contains(class));
             occupied.find_map(|class| self.take_queued(class))
         }?;
-        self.count(tag, record.granted, true);
+        self.count(tag, record.granted, LiveBytes::Added);
         Some(record)
     }
 
@@ -317,7 +317,7 @@ impl<M: Memory> SharedCache<M> {
                 let age = now.checked_sub(queue.last_used());
                 queue.class != than && age.is_some_and(|age| age >= IDLE)
             };
-            other.is_none_or(idle) && !queue.is_empty()
+            other.is_none_or(idle) && !queue.unmark_if_empty()
         });
         let oldest = candidates.clone().min_by_key(|queue| queue.last_used())?;
         // Another thread may remove the last block of that class. Other classes may still have

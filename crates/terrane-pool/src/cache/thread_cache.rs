@@ -25,7 +25,7 @@ use crate::cache::membarrier;
 use crate::cache::stack::Stack;
 use crate::streams::fence::StreamId;
 use crate::sync::{AtomicBool, AtomicUsize, Cell, Ordering, yield_now};
-use crate::tags::{Tag, Tally};
+use crate::tags::{LiveBytes, Tag, Tally};
 
 /// The maximum number of blocks in a magazine. With its counters, a magazine then fills four cache
 /// lines.
@@ -242,7 +242,7 @@ impl<B> ThreadMagazines<B> {
     #[inline]
     pub(crate) fn take(&mut self, class: usize, weight: u64, tag: Tag) -> Option<B> {
         let block = self.classes.get_mut(class)?.take(&mut self.credit, weight)?;
-        self.count(tag, weight, true);
+        self.count(tag, weight, LiveBytes::Added);
         Some(block)
     }
 
@@ -258,7 +258,7 @@ impl<B> ThreadMagazines<B> {
     ) -> Result<(), Refusal> {
         let magazine = self.classes.get_mut(class).ok_or(Refusal::Full)?;
         magazine.put(&mut self.credit, weight, block)?;
-        self.count(tag, weight, false);
+        self.count(tag, weight, LiveBytes::Removed);
         Ok(())
     }
 
@@ -275,7 +275,7 @@ impl<B> ThreadMagazines<B> {
             return None;
         }
         let block = self.stream.classes.get_mut(class)?.take(&mut self.credit, weight)?;
-        self.count(tag, weight, true);
+        self.count(tag, weight, LiveBytes::Added);
         Some(block)
     }
 
@@ -296,7 +296,7 @@ impl<B> ThreadMagazines<B> {
         self.stream.other_streams = 0;
         let Some(magazine) = self.stream.classes.get_mut(class) else { return };
         if magazine.put(&mut self.credit, weight, block).is_ok() {
-            self.count(tag, weight, false);
+            self.count(tag, weight, LiveBytes::Removed);
         }
     }
 
@@ -380,11 +380,11 @@ impl<B> ThreadMagazines<B> {
         std::mem::take(&mut self.credit)
     }
 
-    /// Counts bytes of `tag` that became live here, or are no longer live.
+    /// Counts bytes of `tag` that became live here, or stopped being live.
     #[inline]
-    pub(crate) fn count(&mut self, tag: Tag, bytes: u64, live: bool) {
+    pub(crate) fn count(&mut self, tag: Tag, bytes: u64, change: LiveBytes) {
         if tag != Tag::NONE {
-            self.tally.count(tag, bytes, live);
+            self.tally.count(tag, bytes, change);
         }
     }
 }

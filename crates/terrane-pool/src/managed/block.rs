@@ -35,11 +35,11 @@ pub struct TrackedBlock<M: Memory> {
 pub struct ManagedBlock {
     handle: BlockHandle,
     uses: Uses,
-    manager: Arc<dyn Identify>,
+    manager: Arc<dyn ErasedManager>,
 }
 
 /// A manager, without the type of its memory.
-pub(super) trait Identify: Send + Sync {
+pub(super) trait ErasedManager: Send + Sync {
     /// Returns whether streams may use blocks.
     fn knows_streams(&self) -> bool;
     /// Returns the identity of a block.
@@ -91,16 +91,16 @@ impl ManagedBlock {
 terrane_core::debug_fields!(ManagedBlock, |it| { handle: it.handle, uses: it.uses() });
 
 /// The parts of a block that move between its owner and its manager.
-pub(super) struct Parts<M: Memory> {
+pub(super) struct BlockParts<M: Memory> {
     pub(super) memory: ManagedMemory<M>,
     pub(super) uses: Uses,
 }
 
 impl<M: Memory> TrackedBlock<M> {
-    pub(super) fn new(parts: Parts<M>, handle: BlockHandle, shared: Arc<Shared<M>>) -> Self {
-        let Parts { memory, uses } = parts;
+    pub(super) fn new(parts: BlockParts<M>, handle: BlockHandle, shared: Arc<Shared<M>>) -> Self {
+        let BlockParts { memory, uses } = parts;
         let span = Span::of(&memory);
-        let manager: Arc<dyn Identify> = Arc::clone(&shared) as _;
+        let manager: Arc<dyn ErasedManager> = Arc::clone(&shared) as _;
         let block = ManagedBlock { handle, uses, manager };
         Self { memory: Some(memory), block, span, shared }
     }
@@ -155,8 +155,8 @@ impl<M: Memory> TrackedBlock<M> {
         self.block.handle
     }
 
-    fn take(&mut self) -> Option<Parts<M>> {
-        Some(Parts { memory: self.memory.take()?, uses: self.block.uses.take() })
+    fn take(&mut self) -> Option<BlockParts<M>> {
+        Some(BlockParts { memory: self.memory.take()?, uses: self.block.uses.take() })
     }
 }
 

@@ -11,7 +11,7 @@ use terrane_core::{
     delegate_allocate,
 };
 
-use super::block::{Identify, Parts, TrackedBlock, Uses};
+use super::block::{BlockParts, ErasedManager, TrackedBlock, Uses};
 use super::error::ManagedError;
 use super::identity::{BlockHandle, BlockIdentity, Lifecycle};
 use super::registry::Registry;
@@ -59,9 +59,9 @@ pub struct MemoryManager<A: Allocate> {
 
 /// The state that outlives the manager while blocks exist.
 pub(super) struct Shared<M: Memory> {
-    registry: Mutex<Registry<Parts<M>>>,
+    registry: Mutex<Registry<BlockParts<M>>>,
     /// Blocks that were dropped while streams may still use them.
-    deferred: Option<DeferredFrees<(BlockHandle, Parts<M>)>>,
+    deferred: Option<DeferredFrees<(BlockHandle, BlockParts<M>)>>,
     upstream_is_stream_ordered: bool,
 }
 
@@ -140,7 +140,7 @@ impl<A: Allocate> MemoryManager<A> {
         let memory = self.obtain(request)?;
         let span = Span::of(&memory);
         let handle = self.shared.registry.lock().enter(span, request, stream)?;
-        let parts = Parts { memory, uses: Uses::new() };
+        let parts = BlockParts { memory, uses: Uses::new() };
         Ok(TrackedBlock::new(parts, handle, Arc::clone(&self.shared)))
     }
 
@@ -306,12 +306,12 @@ impl<M: Memory> Shared<M> {
         self.registry.lock().identity(handle).cloned()
     }
 
-    pub(super) fn export(&self, handle: BlockHandle, parts: Parts<M>) {
+    pub(super) fn export(&self, handle: BlockHandle, parts: BlockParts<M>) {
         self.registry.lock().export(handle, parts);
     }
 
     /// Frees a block, or keeps it until the streams that use it have passed this point.
-    pub(super) fn release(&self, handle: BlockHandle, parts: Parts<M>) {
+    pub(super) fn release(&self, handle: BlockHandle, parts: BlockParts<M>) {
         let mut streams = parts.uses.streams();
         if !self.upstream_is_stream_ordered
             && let Ok(BlockIdentity { stream: Some(home), .. }) = self.identity(handle)
@@ -332,13 +332,13 @@ impl<M: Memory> Shared<M> {
     }
 
     /// Marks the block as freed first, so that no handle to freed memory is live.
-    fn free(&self, handle: BlockHandle, parts: Parts<M>) {
+    fn free(&self, handle: BlockHandle, parts: BlockParts<M>) {
         self.registry.lock().set_freed(handle);
         drop(parts);
     }
 }
 
-impl<M: Memory> Identify for Shared<M> {
+impl<M: Memory> ErasedManager for Shared<M> {
     fn knows_streams(&self) -> bool {
         self.deferred.is_some()
     }

@@ -11,7 +11,7 @@ use super::reclaim::{Found, Wanted};
 use super::record::{Block, Record, UNPOOLED};
 use crate::cache::shared_cache::SharedCache;
 use crate::error::PoolError;
-use crate::tags::Tag;
+use crate::tags::{LiveBytes, Tag};
 
 /// One in so many misses of a class asks the upstream, although a larger block is cached.
 const SUBSTITUTES: u64 = 64;
@@ -37,7 +37,7 @@ impl<A: Allocate> Pool<A> {
                 None
             })
         })?;
-        self.cache.count(tag, free.granted, true);
+        self.cache.count(tag, free.granted, LiveBytes::Added);
         Some(free)
     }
 

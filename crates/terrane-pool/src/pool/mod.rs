@@ -45,7 +45,7 @@ use crate::size_class::{ClassTable, SizeClasses};
 use crate::snapshot::{PoolSnapshot, ReclaimCounts};
 use crate::streams::fence::{FenceSource, StreamId};
 use crate::streams::pending::PendingFrees;
-use crate::tags::Tag;
+use crate::tags::{LiveBytes, Tag};
 use block::PoolBlock;
 use reclaim::{Callback, Retry, TrimUpstream, Wanted};
 use record::{Block, UNPOOLED};
@@ -239,7 +239,7 @@ impl<A: Allocate> Pool<A> {
         let open = class.filter(|_| !self.cache.is_closed());
         let block = match open.and_then(|class| pending.take_on(class, stream)) {
             Some(record) => {
-                self.cache.count(tag, record.granted, true);
+                self.cache.count(tag, record.granted, LiveBytes::Added);
                 Ok(self.make_block(record, tag))
             }
             None => match class.and_then(|class| self.take(class, tag)) {

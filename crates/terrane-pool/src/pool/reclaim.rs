@@ -24,7 +24,7 @@ use super::record::Block;
 use crate::error::Exhausted;
 use crate::snapshot::ReclaimStage;
 use crate::streams::fence::{StreamId, deadline_after};
-use crate::tags::Tag;
+use crate::tags::{LiveBytes, Tag};
 
 /// An upstream with internal reserves that it can free, such as a driver's pool.
 #[diagnostic::on_unimplemented(
@@ -71,7 +71,9 @@ impl<A: Allocate> Pool<A> {
     /// Returns the result of `fetch`, counted as live. If the upstream is exhausted, returns the
     /// result of the reclaim instead.
     pub(crate) fn or_reclaim(&self, wanted: Wanted<'_>, fetch: impl Fn() -> Found<A>) -> Found<A> {
-        let fetch = || fetch().inspect(|record| self.cache.count(wanted.tag, record.granted, true));
+        let fetch = || {
+            fetch().inspect(|record| self.cache.count(wanted.tag, record.granted, LiveBytes::Added))
+        };
         match fetch() {
             Err(refusal) if refusal.is_exhaustion() => {
                 tracing::debug!(%refusal, "the upstream is exhausted");
@@ -92,35 +94,35 @@ impl<A: Allocate> Pool<A> {
         self.cache.note_exhaustion();
         let held = self.cache.account.held();
         if let Some(record) = self.wait_for_pending(wanted) {
-            return self.served(ReclaimStage::Pending, record);
+            return self.count_served(ReclaimStage::Pending, record);
         }
         // Blocks that are not cached went back to the upstream.
         if self.cache.account.held() < held
             && let Some(record) = ask_again(&fetch, &mut refusal)?
         {
-            return self.served(ReclaimStage::Pending, record);
+            return self.count_served(ReclaimStage::Pending, record);
         }
-        if let Some(record) = self.similar(wanted) {
-            return self.served(ReclaimStage::Larger, record);
+        if let Some(record) = self.take_cached(wanted) {
+            return self.count_served(ReclaimStage::Larger, record);
         }
         let bytes = class.map_or(request.bytes.get(), |class| self.cache.table.size(class));
         // The upstream may lack fewer than these bytes, so any eviction justifies another request.
         if self.cache.evict(bytes) > 0
             && let Some(record) = ask_again(&fetch, &mut refusal)?
         {
-            return self.served(ReclaimStage::Trimmed, record);
+            return self.count_served(ReclaimStage::Trimmed, record);
         }
         if self.cache.limit.reserved() > 0
             && !self.trim(ByteCount::ZERO).is_zero()
             && let Some(record) = ask_again(&fetch, &mut refusal)?
         {
-            return self.served(ReclaimStage::Trimmed, record);
+            return self.count_served(ReclaimStage::Trimmed, record);
         }
         if let Some(upstream) = &self.trim_upstream {
             let freed = upstream.trim_upstream(request.bytes);
             tracing::debug!(%freed, wanted = %request.bytes, "the upstream trimmed itself");
             if let Some(record) = ask_again(&fetch, &mut refusal)? {
-                return self.served(ReclaimStage::UpstreamTrimmed, record);
+                return self.count_served(ReclaimStage::UpstreamTrimmed, record);
             }
         }
         let mut attempts = 0;
@@ -129,19 +131,19 @@ impl<A: Allocate> Pool<A> {
         {
             attempts += 1;
             let answer = callback(&self.exhausted(attempts), request.bytes);
-            if let Some(record) = self.released(wanted) {
-                return self.served(ReclaimStage::Callback, record);
+            if let Some(record) = self.take_released(wanted) {
+                return self.count_served(ReclaimStage::Callback, record);
             }
             self.trim(ByteCount::ZERO);
             if let Some(record) = ask_again(&fetch, &mut refusal)? {
-                return self.served(ReclaimStage::Callback, record);
+                return self.count_served(ReclaimStage::Callback, record);
             }
             if answer == Retry::GiveUp {
                 break;
             }
         }
-        if let Some(record) = self.any_larger(wanted) {
-            return self.served(ReclaimStage::Larger, record);
+        if let Some(record) = self.take_any_larger(wanted) {
+            return self.count_served(ReclaimStage::Larger, record);
         }
         self.source.reclaim_counts.count(ReclaimStage::Refused);
         let mut state = self.exhausted(attempts);
@@ -156,7 +158,7 @@ impl<A: Allocate> Pool<A> {
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "the callers return it")]
-    fn served(&self, stage: ReclaimStage, record: Block<A::Memory>) -> Found<A> {
+    fn count_served(&self, stage: ReclaimStage, record: Block<A::Memory>) -> Found<A> {
         self.source.reclaim_counts.count(stage);
         Ok(record)
     }
@@ -184,19 +186,19 @@ impl<A: Allocate> Pool<A> {
     }
 
     /// Takes a cached block of the class, or of a larger class within the accepted waste.
-    fn similar(&self, wanted: Wanted<'_>) -> Option<Block<A::Memory>> {
+    fn take_cached(&self, wanted: Wanted<'_>) -> Option<Block<A::Memory>> {
         let (class, waste) = (wanted.class?, self.options.larger_class_waste);
         let last = self.cache.table.last_within(class, wanted.request.bytes, waste);
         self.cache.take_anywhere(class..=last, wanted.tag)
     }
 
     /// Takes a block that the caller's callback has released.
-    fn released(&self, wanted: Wanted<'_>) -> Option<Block<A::Memory>> {
-        self.take_pending(wanted).or_else(|| self.similar(wanted))
+    fn take_released(&self, wanted: Wanted<'_>) -> Option<Block<A::Memory>> {
+        self.take_pending(wanted).or_else(|| self.take_cached(wanted))
     }
 
     /// Takes a freed block of any class that is large enough.
-    fn any_larger(&self, wanted: Wanted<'_>) -> Option<Block<A::Memory>> {
+    fn take_any_larger(&self, wanted: Wanted<'_>) -> Option<Block<A::Memory>> {
         let class = wanted.class?;
         let last = self.cache.table.len().saturating_sub(1);
         let pending = self.take_pending(wanted);

@@ -6,7 +6,7 @@ use terrane_core::{Allocate, ByteCount, Memory};
 
 use super::error::StagingError;
 use super::lease::try_reserve;
-use super::transfer::{Direction, Entry, EntryId, TransferTable};
+use super::transfer::{Direction, EntryId, TransferEntry, TransferTable};
 
 /// A table whose copies are complete. Its outputs can be read in place or copied into the caller's
 /// memory.
@@ -122,11 +122,11 @@ impl<A: Allocate> FinishedTransfer<A> {
         Ok(())
     }
 
-    fn output_entries(&self) -> impl Iterator<Item = &Entry> {
+    fn output_entries(&self) -> impl Iterator<Item = &TransferEntry> {
         self.table.entries.iter().filter(|entry| entry.direction == Direction::FromDevice)
     }
 
-    fn bytes(&self, entry: &Entry) -> Result<&[u8], StagingError> {
+    fn bytes(&self, entry: &TransferEntry) -> Result<&[u8], StagingError> {
         let Some(buffer) = entry.buffer.and_then(|index| self.table.lease.buffer(index)) else {
             return Ok(&[]);
         };

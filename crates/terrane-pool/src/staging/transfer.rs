@@ -19,7 +19,7 @@ use crate::streams::fence::StreamId;
 /// index. An error does not change the table.
 pub struct TransferTable<A: Allocate> {
     pub(super) lease: Lease<A>,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<TransferEntry>,
 }
 
 /// The index of an entry in a table, uploads and outputs counted together.
@@ -27,7 +27,7 @@ pub struct TransferTable<A: Allocate> {
 pub struct EntryId(pub(super) usize);
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
+pub(super) struct TransferEntry {
     pub(super) direction: Direction,
     /// The bytes of data, without padding.
     pub(super) length: ByteCount,
@@ -181,7 +181,7 @@ impl<A: Allocate> TransferTable<A> {
         direction: Direction,
         length: ByteCount,
         padded: ByteCount,
-    ) -> Result<Entry, StagingError> {
+    ) -> Result<TransferEntry, StagingError> {
         if padded < length {
             return Err(StagingError::PaddingTooShort { length, padded });
         }
@@ -191,10 +191,10 @@ impl<A: Allocate> TransferTable<A> {
             Direction::FromDevice => "output",
         };
         let buffer = self.lease.allocate_buffer(&RegionRequest::new(padded).labelled(label))?;
-        Ok(Entry { direction, length, padded, buffer })
+        Ok(TransferEntry { direction, length, padded, buffer })
     }
 
-    fn push(&mut self, entry: Entry) -> EntryId {
+    fn push(&mut self, entry: TransferEntry) -> EntryId {
         self.entries.push(entry);
         EntryId(self.entries.len() - 1)
     }

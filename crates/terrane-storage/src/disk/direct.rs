@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use terrane_core::{Alignment, ByteCount, OsError, Reason};
 
-use super::open::{Opened, identity};
+use super::open::{OpenedFile, identity};
 use crate::sys;
 use crate::system::Mapping;
 
@@ -35,7 +35,7 @@ pub(super) fn alignments(file: &File) -> Result<DirectAlignments, Reason> {
 }
 
 /// A second descriptor of the file, opened for direct I/O. A test read with it has succeeded.
-pub(super) fn open(opened: &Opened, alignments: DirectAlignments) -> Result<File, Reason> {
+pub(super) fn open(opened: &OpenedFile, alignments: DirectAlignments) -> Result<File, Reason> {
     let mut options = opened.access.options();
     options.custom_flags(libc::O_DIRECT);
     // This path works for files without a name. If /proc is not mounted, the name is used.

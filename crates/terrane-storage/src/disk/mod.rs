@@ -21,7 +21,7 @@ pub use options::DiskOptions;
 use crate::error::StorageError;
 use crate::sys;
 use direct::DirectAlignments;
-use open::{FileAccess, Opened, failure};
+use open::{AccessMode, OpenedFile, failure};
 
 /// A file as a [`Memory`] of all its bytes, from offset 0 on.
 ///
@@ -116,7 +116,7 @@ impl DiskFile {
         bytes: ByteCount,
         options: &DiskOptions,
     ) -> Result<Self, StorageError> {
-        Self::open(path, bytes, options, FileAccess::ReadAndWrite)
+        Self::open(path, bytes, options, AccessMode::ReadAndWrite)
     }
 
     /// Like [`open_existing`](Self::open_existing), for a file that may be too short. It is then
@@ -133,7 +133,7 @@ impl DiskFile {
         bytes: ByteCount,
         options: &DiskOptions,
     ) -> Result<Self, StorageError> {
-        let opened = open::existing(path, FileAccess::ReadAndWrite)?;
+        let opened = open::existing(path, AccessMode::ReadAndWrite)?;
         if bytes > opened.length() {
             check_limit(path, bytes)?;
         }
@@ -154,14 +154,14 @@ impl DiskFile {
         bytes: ByteCount,
         options: &DiskOptions,
     ) -> Result<Self, StorageError> {
-        Self::open(path, bytes, options, FileAccess::Read)
+        Self::open(path, bytes, options, AccessMode::Read)
     }
 
     fn open(
         path: &Path,
         bytes: ByteCount,
         options: &DiskOptions,
-        access: FileAccess,
+        access: AccessMode,
     ) -> Result<Self, StorageError> {
         let opened = open::existing(path, access)?;
         let length = opened.length();
@@ -214,7 +214,7 @@ impl DiskFile {
 
     /// Sets the length of a new file and reserves its blocks.
     fn make(
-        opened: Opened,
+        opened: OpenedFile,
         bytes: ByteCount,
         options: &DiskOptions,
         mut report: CapabilityReport,
@@ -236,7 +236,7 @@ impl DiskFile {
 
     /// Opens the descriptor for direct I/O, and builds the memory.
     fn finish(
-        opened: Opened,
+        opened: OpenedFile,
         length: ByteCount,
         options: &DiskOptions,
         mut report: CapabilityReport,
@@ -293,7 +293,10 @@ unsafe impl Memory for DiskFile {
 }
 
 /// The alignments of direct I/O, if it is wanted.
-fn alignments(opened: &Opened, options: &DiskOptions) -> Option<Result<DirectAlignments, Reason>> {
+fn alignments(
+    opened: &OpenedFile,
+    options: &DiskOptions,
+) -> Option<Result<DirectAlignments, Reason>> {
     (options.direct != Requirement::Off).then(|| direct::alignments(&opened.file))
 }
 
@@ -307,7 +310,7 @@ fn check_limit(path: &Path, length: ByteCount) -> Result<(), StorageError> {
 
 /// Makes a file at least `length` bytes long, and reserves its blocks if the options request that.
 fn lengthen(
-    opened: &Opened,
+    opened: &OpenedFile,
     length: ByteCount,
     preallocate: Requirement,
     report: &mut CapabilityReport,
@@ -343,7 +346,7 @@ fn lengthen(
 }
 
 /// Syncs a new file, and its name in the directory, to the device.
-fn sync_creation(opened: &Opened) -> Result<(), OsError> {
+fn sync_creation(opened: &OpenedFile) -> Result<(), OsError> {
     opened.file.sync_all().map_err(|error| OsError::from_io("fsync", &error))?;
     let parent = open::directory_of(&opened.path);
     let directory = File::open(parent).map_err(|error| OsError::from_io("open", &error))?;

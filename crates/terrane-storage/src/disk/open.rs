@@ -22,22 +22,22 @@ const ATTEMPTS: u32 = 1024;
 /// An open file during construction. If it was created under a name, the drop unlinks it, unless
 /// [`keep`](Self::keep) was called.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct OpenedFile {
     pub(super) file: File,
     pub(super) path: PathBuf,
     pub(super) metadata: Metadata,
-    pub(super) access: FileAccess,
+    pub(super) access: AccessMode,
     created: Option<CreatedName>,
 }
 
 /// The accesses that a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FileAccess {
+pub(super) enum AccessMode {
     Read,
     ReadAndWrite,
 }
 
-impl FileAccess {
+impl AccessMode {
     pub(super) fn options(self) -> OpenOptions {
         let mut options = OpenOptions::new();
         options.read(true).write(self == Self::ReadAndWrite);
@@ -45,12 +45,12 @@ impl FileAccess {
     }
 }
 
-impl Opened {
+impl OpenedFile {
     fn new(file: File, path: &Path) -> Result<Self, StorageError> {
         let metadata = file
             .metadata()
             .map_err(|error| failure(path, ByteCount::ZERO, OsError::from_io("fstat", &error)))?;
-        let access = FileAccess::ReadAndWrite;
+        let access = AccessMode::ReadAndWrite;
         Ok(Self { file, path: path.to_owned(), metadata, access, created: None })
     }
 
@@ -98,7 +98,7 @@ pub(super) fn scratch(
     directory: &Path,
     unnamed: Requirement,
     report: &mut CapabilityReport,
-) -> Result<Opened, StorageError> {
+) -> Result<OpenedFile, StorageError> {
     check_path(directory)?;
     let attempt = match unnamed {
         Requirement::Off => None,
@@ -107,7 +107,7 @@ pub(super) fn scratch(
     report.record(Capability::UnnamedFile, unnamed, CapabilityStatus::of(attempt.as_ref()));
     report.check()?;
     match attempt {
-        Some(Ok(file)) => Opened::new(file, directory),
+        Some(Ok(file)) => OpenedFile::new(file, directory),
         _ => unlinked(directory),
     }
 }
@@ -138,12 +138,12 @@ fn nameless(directory: &Path) -> Result<Result<File, Reason>, StorageError> {
 /// A process that is killed in between leaves an empty file under that name. Names are few and the
 /// same for all processes, so the next process finds the file and removes it. Removing a file that
 /// another process is about to unlink does no harm.
-fn unlinked(directory: &Path) -> Result<Opened, StorageError> {
+fn unlinked(directory: &Path) -> Result<OpenedFile, StorageError> {
     let mut number = 0;
     for _ in 0..ATTEMPTS {
         let path = directory.join(format!(".terrane-scratch-{number}"));
         let error = match create(&path) {
-            Ok(file) => return remove_name(&path).and_then(|()| Opened::new(file, directory)),
+            Ok(file) => return remove_name(&path).and_then(|()| OpenedFile::new(file, directory)),
             Err(error) => OsError::from_io("open", &error),
         };
         if error.code != libc::EEXIST {
@@ -173,12 +173,12 @@ fn remove_name(path: &Path) -> Result<(), StorageError> {
 }
 
 /// Creates a file at `path`, which must not exist.
-pub(super) fn create_new(path: &Path) -> Result<Opened, StorageError> {
+pub(super) fn create_new(path: &Path) -> Result<OpenedFile, StorageError> {
     check_path(path)?;
     let file = create(path).map_err(|error| {
         creation_failure(path, directory_of(path), OsError::from_io("open", &error))
     })?;
-    let mut opened = Opened::new(file, path)?;
+    let mut opened = OpenedFile::new(file, path)?;
     let (path, file) = (path.to_owned(), opened.identity());
     opened.created = Some(CreatedName { path, file, is_kept: false });
     Ok(opened)
@@ -189,19 +189,19 @@ fn create(path: &Path) -> io::Result<File> {
 }
 
 /// Opens the regular file at `path` without changing it.
-pub(super) fn existing(path: &Path, access: FileAccess) -> Result<Opened, StorageError> {
+pub(super) fn existing(path: &Path, access: AccessMode) -> Result<OpenedFile, StorageError> {
     check_path(path)?;
     let call =
         |name, error: io::Error| failure(path, ByteCount::ZERO, OsError::from_io(name, &error));
     // Opening any other type of file could block or have side effects.
     check_type(path, &fs::metadata(path).map_err(|error| call("stat", error))?)?;
     let opened = access.options().open(path).map_err(|error| match access {
-        FileAccess::ReadAndWrite => call("open", error),
-        FileAccess::Read => {
+        AccessMode::ReadAndWrite => call("open", error),
+        AccessMode::Read => {
             StorageError::File { path: path.to_owned(), source: OsError::from_io("open", &error) }
         }
     })?;
-    let opened = Opened { access, ..Opened::new(opened, path)? };
+    let opened = OpenedFile { access, ..OpenedFile::new(opened, path)? };
     check_type(path, &opened.metadata)?;
     Ok(opened)
 }

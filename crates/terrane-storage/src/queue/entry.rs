@@ -3,7 +3,7 @@
 use io_uring::{opcode, squeue, types};
 
 use super::request::IoOperation;
-use super::transfer::{MAX_STEP, Step, Transfer};
+use super::transfer::{IoStep, MAX_STEP, Transfer};
 
 /// The entry for the next step of `transfer`.
 pub(super) fn entry_of(transfer: &Transfer) -> squeue::Entry {
@@ -21,7 +21,7 @@ pub(super) fn entry_of(transfer: &Transfer) -> squeue::Entry {
         };
     }
     match transfer.step(MAX_STEP) {
-        Step::Single(vector, offset) => {
+        IoStep::Single(vector, offset) => {
             let address = vector.iov_base.cast::<u8>();
             // At most `MAX_STEP`, so it fits.
             let length = u32::try_from(vector.iov_len).unwrap_or(u32::MAX);
@@ -30,7 +30,7 @@ pub(super) fn entry_of(transfer: &Transfer) -> squeue::Entry {
                 false => entry!(Write, WriteFixed, offset, address, length),
             }
         }
-        Step::Vectored(vectors, offset) => {
+        IoStep::Vectored(vectors, offset) => {
             // At most `MAX_VECTORS`, so it fits.
             let count = u32::try_from(vectors.len()).unwrap_or(0);
             match is_read {
@@ -38,7 +38,7 @@ pub(super) fn entry_of(transfer: &Transfer) -> squeue::Entry {
                 false => entry!(Writev, WritevFixed, offset, vectors.as_ptr(), count),
             }
         }
-        Step::Sync => {
+        IoStep::Sync => {
             let flags = match transfer.operation {
                 IoOperation::SyncData => types::FsyncFlags::DATASYNC,
                 _ => types::FsyncFlags::empty(),

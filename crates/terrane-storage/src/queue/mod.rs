@@ -27,7 +27,7 @@ use crate::error::StorageError;
 use crate::sys;
 use crate::{SystemAllocator, SystemOptions};
 use ring::Ring;
-use transfer::{Stop, Transfer};
+use transfer::{StopReason, Transfer};
 use workers::{WakeSender, Workers};
 
 /// A queue that keeps several file reads and writes in flight.
@@ -209,7 +209,7 @@ impl IoQueue {
         let outcome = if transfer.is_empty() {
             Ok(())
         } else if request.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            Err(transfer.stopped(Stop::Deadline))
+            Err(transfer.stopped(StopReason::Deadline))
         } else {
             return match &mut *self.backend {
                 Backend::Ring(ring) => ring.submit(transfer, request.memory),
@@ -285,7 +285,7 @@ impl IoQueue {
     pub fn cancel(&mut self, token: u64) -> Result<(), StorageError> {
         self.owner.check()?;
         match &mut *self.backend {
-            Backend::Ring(ring) => ring.stop(Stop::Caller, |t| t.token == token),
+            Backend::Ring(ring) => ring.stop(StopReason::Caller, |t| t.token == token),
             Backend::Workers(workers) => {
                 workers.stop(|candidate| candidate == token);
                 Ok(())

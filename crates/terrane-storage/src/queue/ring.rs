@@ -13,7 +13,7 @@ use super::entry::entry_of;
 use super::options::IoQueueOptions;
 use super::registered::{IoMemory, IoRegistration, Registrar};
 use super::request::{IoBuffer, IoCompletion, IoFailure, IoFailureReason};
-use super::transfer::{Next, Stop, Transfer, Vectors};
+use super::transfer::{StepOutcome, StopReason, Transfer, Vectors};
 use crate::error::StorageError;
 use crate::sys;
 
@@ -144,7 +144,7 @@ impl Ring {
     /// Requests the cancellation of the requests for which `select` returns `true`.
     pub(super) fn stop(
         &mut self,
-        stop: Stop,
+        stop: StopReason,
         mut select: impl FnMut(&Transfer) -> bool,
     ) -> Result<(), StorageError> {
         for index in 0..self.slots.len() {
@@ -198,7 +198,7 @@ impl Ring {
             let next = deadline.into_iter().chain(until).min();
             let now = next.map(|_| Instant::now());
             if deadline.zip(now).is_some_and(|(deadline, now)| deadline <= now) {
-                self.stop(Stop::Deadline, |t| t.deadline.is_some_and(|d| Some(d) <= now))?;
+                self.stop(StopReason::Deadline, |t| t.deadline.is_some_and(|d| Some(d) <= now))?;
                 continue;
             }
             if until.zip(now).is_some_and(|(until, now)| until <= now) {
@@ -283,8 +283,8 @@ impl Ring {
         let transfer = self.slots.get_mut(as_index(index))?.transfer.as_mut()?;
         let answer = usize::try_from(result).map_err(|_| result.wrapping_neg());
         let outcome = match transfer.advance(answer) {
-            Next::Finished(outcome) => outcome,
-            Next::Again => match self.push_step(index) {
+            StepOutcome::Finished(outcome) => outcome,
+            StepOutcome::Again => match self.push_step(index) {
                 Ok(()) => return None,
                 Err(error) => {
                     let transfer = self.slots.get(as_index(index))?.transfer.as_ref()?;
@@ -397,7 +397,7 @@ impl Drop for Ring {
         while self.in_flight() > 0 {
             // A refusal is recorded. The wait below then ends the requests that the kernel never
             // took.
-            let _ = self.stop(Stop::Caller, |_| true);
+            let _ = self.stop(StopReason::Caller, |_| true);
             if self.refusal.is_some() || self.wait_in_kernel(None, &mut completions).is_err() {
                 self.wait_for_taken(None, &mut completions);
             }

@@ -20,14 +20,14 @@ pub(super) const MAX_VECTORS: usize = 1024;
 /// The maximum number of consecutive `EAGAIN` results before the request fails with it.
 const MAX_RETRIES: u32 = 64;
 
-/// The reason why a request must end early.
+/// The reason why a request must stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stop {
+pub(super) enum StopReason {
     Deadline,
     Caller,
 }
 
-impl Stop {
+impl StopReason {
     const fn reason(self) -> IoFailureReason {
         match self {
             Self::Deadline => IoFailureReason::DeadlineExceeded,
@@ -38,7 +38,7 @@ impl Stop {
 
 /// The arguments of one system call of a transfer.
 #[derive(Debug)]
-pub(super) enum Step<'a> {
+pub(super) enum IoStep<'a> {
     /// One buffer: address and length, at most [`MAX_STEP`].
     Single(libc::iovec, u64),
     /// Several buffers: at most [`MAX_VECTORS`], and at most [`MAX_STEP`] bytes except in the last
@@ -48,9 +48,9 @@ pub(super) enum Step<'a> {
     Sync,
 }
 
-/// The action after a step.
+/// The state of a request after a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum StepOutcome {
     Again,
     Finished(Result<(), IoFailure>),
 }
@@ -64,7 +64,7 @@ pub(super) struct Transfer {
     pub(super) deadline: Option<Instant>,
     /// Set when the request must end early. The request is in flight until the kernel reports its
     /// end.
-    pub(super) stop: Option<Stop>,
+    pub(super) stop: Option<StopReason>,
     /// The index of the registered buffer that contains all bytes.
     pub(super) registered: Option<u16>,
     offset: u64,
@@ -131,10 +131,10 @@ impl Transfer {
     }
 
     /// The next system call, of at most `max_bytes` bytes. `max_bytes` is at most [`MAX_STEP`].
-    pub(super) fn step(&self, max_bytes: usize) -> Step<'_> {
+    pub(super) fn step(&self, max_bytes: usize) -> IoStep<'_> {
         let remaining = self.vectors.0.get(self.first..).unwrap_or(&[]);
         let position = self.offset + self.done;
-        let Some(&head) = remaining.first() else { return Step::Sync };
+        let Some(&head) = remaining.first() else { return IoStep::Sync };
         let mut room = max_bytes;
         let fits = |vector: &&libc::iovec| match room.checked_sub(vector.iov_len) {
             Some(rest) => {
@@ -145,18 +145,19 @@ impl Transfer {
         };
         let fitting = remaining.iter().take(MAX_VECTORS).take_while(fits).count();
         match remaining.get(..fitting) {
-            Some(several @ [_, _, ..]) => Step::Vectored(several, position),
-            _ => {
-                Step::Single(libc::iovec { iov_len: head.iov_len.min(max_bytes), ..head }, position)
-            }
+            Some(several @ [_, _, ..]) => IoStep::Vectored(several, position),
+            _ => IoStep::Single(
+                libc::iovec { iov_len: head.iov_len.min(max_bytes), ..head },
+                position,
+            ),
         }
     }
 
     /// Processes the result of a system call: the number of transferred bytes, or its `errno`.
-    pub(super) fn advance(&mut self, answer: Result<usize, i32>) -> Next {
+    pub(super) fn advance(&mut self, answer: Result<usize, i32>) -> StepOutcome {
         match answer {
             Ok(0) if self.done < self.total => {
-                Next::Finished(Err(self.failure(match self.operation {
+                StepOutcome::Finished(Err(self.failure(match self.operation {
                     IoOperation::Read => IoFailureReason::EndOfFile,
                     _ => IoFailureReason::NoProgress,
                 })))
@@ -165,7 +166,7 @@ impl Transfer {
                 self.retries = 0;
                 self.consume(bytes);
                 if self.done >= self.total {
-                    Next::Finished(Ok(()))
+                    StepOutcome::Finished(Ok(()))
                 } else {
                     self.again_unless_stopped()
                 }
@@ -180,7 +181,7 @@ impl Transfer {
                 self.retries += 1;
                 self.again_unless_stopped()
             }
-            Err(code) => Next::Finished(Err(self.failure(self.reason(code)))),
+            Err(code) => StepOutcome::Finished(Err(self.failure(self.reason(code)))),
         }
     }
 
@@ -198,15 +199,15 @@ impl Transfer {
     }
 
     /// The failure of a request that was stopped.
-    pub(super) fn stopped(&self, stop: Stop) -> IoFailure {
+    pub(super) fn stopped(&self, stop: StopReason) -> IoFailure {
         self.failure(stop.reason())
     }
 
     /// Another step, unless the request must stop.
-    fn again_unless_stopped(&self) -> Next {
+    fn again_unless_stopped(&self) -> StepOutcome {
         match self.stop {
-            Some(stop) => Next::Finished(Err(self.stopped(stop))),
-            None => Next::Again,
+            Some(stop) => StepOutcome::Finished(Err(self.stopped(stop))),
+            None => StepOutcome::Again,
         }
     }
 
@@ -268,11 +269,11 @@ mod tests {
         Transfer::new(&request, Vectors::default()).unwrap()
     }
 
-    fn shape(step: &Step<'_>) -> (Vec<usize>, u64) {
+    fn shape(step: &IoStep<'_>) -> (Vec<usize>, u64) {
         match step {
-            Step::Single(vector, at) => (vec![vector.iov_len], *at),
-            Step::Vectored(vectors, at) => (vectors.iter().map(|v| v.iov_len).collect(), *at),
-            Step::Sync => (Vec::new(), 0),
+            IoStep::Single(vector, at) => (vec![vector.iov_len], *at),
+            IoStep::Vectored(vectors, at) => (vectors.iter().map(|v| v.iov_len).collect(), *at),
+            IoStep::Sync => (Vec::new(), 0),
         }
     }
 
@@ -280,12 +281,12 @@ mod tests {
     fn short_answers_are_continued_where_they_stopped() {
         let mut transfer = transfer(IoOperation::Read, &[10, 0, 20, 30]);
         assert_eq!(shape(&transfer.step(MAX_STEP)), (vec![10, 20, 30], 100));
-        assert_eq!(transfer.advance(Ok(15)), Next::Again);
+        assert_eq!(transfer.advance(Ok(15)), StepOutcome::Again);
         assert_eq!(shape(&transfer.step(MAX_STEP)), (vec![15, 30], 115));
-        assert_eq!(transfer.advance(Err(libc::EINTR)), Next::Again);
-        assert_eq!(transfer.advance(Ok(15)), Next::Again);
+        assert_eq!(transfer.advance(Err(libc::EINTR)), StepOutcome::Again);
+        assert_eq!(transfer.advance(Ok(15)), StepOutcome::Again);
         assert_eq!(shape(&transfer.step(MAX_STEP)), (vec![30], 130));
-        assert_eq!(transfer.advance(Ok(30)), Next::Finished(Ok(())));
+        assert_eq!(transfer.advance(Ok(30)), StepOutcome::Finished(Ok(())));
     }
 
     #[test]
@@ -301,14 +302,16 @@ mod tests {
     #[test]
     fn no_progress_is_an_error_with_its_place() {
         let mut read = transfer(IoOperation::Read, &[64]);
-        assert_eq!(read.advance(Ok(24)), Next::Again);
-        let Next::Finished(Err(failure)) = read.advance(Ok(0)) else { panic!("not an end") };
+        assert_eq!(read.advance(Ok(24)), StepOutcome::Again);
+        let StepOutcome::Finished(Err(failure)) = read.advance(Ok(0)) else { panic!("not an end") };
         assert_eq!(failure.reason, IoFailureReason::EndOfFile);
         assert_eq!(failure.offset, ByteCount::new(124));
         assert_eq!(failure.missing(), ByteCount::new(40));
 
         let mut write = transfer(IoOperation::Write, &[64]);
-        let Next::Finished(Err(failure)) = write.advance(Ok(0)) else { panic!("not an end") };
+        let StepOutcome::Finished(Err(failure)) = write.advance(Ok(0)) else {
+            panic!("not an end")
+        };
         assert_eq!(failure.reason, IoFailureReason::NoProgress);
     }
 
@@ -319,7 +322,7 @@ mod tests {
         let last = answers.last().unwrap();
         assert!(matches!(
             last,
-            Next::Finished(Err(IoFailure {
+            StepOutcome::Finished(Err(IoFailure {
                 reason: IoFailureReason::Os(OsError { code: libc::EAGAIN, .. }),
                 ..
             }))
@@ -331,21 +334,21 @@ mod tests {
         for code in [libc::EFAULT, libc::EINVAL, libc::EOPNOTSUPP] {
             let mut read = transfer(IoOperation::Read, &[64]);
             read.registered = Some(3);
-            assert_eq!(read.advance(Ok(24)), Next::Again);
-            assert_eq!((read.advance(Err(code)), read.registered), (Next::Again, None));
-            assert!(matches!(read.advance(Err(code)), Next::Finished(Err(_))));
+            assert_eq!(read.advance(Ok(24)), StepOutcome::Again);
+            assert_eq!((read.advance(Err(code)), read.registered), (StepOutcome::Again, None));
+            assert!(matches!(read.advance(Err(code)), StepOutcome::Finished(Err(_))));
         }
     }
 
     #[test]
     fn a_stop_is_reported_as_its_cause_and_only_if_bytes_are_missing() {
         let mut read = transfer(IoOperation::Read, &[64]);
-        read.stop = Some(Stop::Deadline);
-        let Next::Finished(Err(failure)) = read.advance(Err(libc::ECANCELED)) else {
+        read.stop = Some(StopReason::Deadline);
+        let StepOutcome::Finished(Err(failure)) = read.advance(Err(libc::ECANCELED)) else {
             panic!("not an end")
         };
         assert_eq!(failure.reason, IoFailureReason::DeadlineExceeded);
-        assert_eq!(read.advance(Ok(64)), Next::Finished(Ok(())));
+        assert_eq!(read.advance(Ok(64)), StepOutcome::Finished(Ok(())));
     }
 
     #[test]

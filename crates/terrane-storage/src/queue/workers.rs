@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use terrane_core::OsError;
 
 use super::request::{IoCompletion, IoFailure, IoOperation};
-use super::transfer::{Next, Step, Stop, Transfer, Vectors};
+use super::transfer::{IoStep, StepOutcome, StopReason, Transfer, Vectors};
 use crate::error::StorageError;
 use crate::sys;
 
@@ -241,7 +241,7 @@ fn work(jobs: &Receiver<Job>, messages: &Sender<Message>, stops: &[AtomicBool]) 
             if let Some(stop) = stop_of(&transfer, stops.get(slot)) {
                 break Err(transfer.stopped(stop));
             }
-            if let Next::Finished(outcome) = transfer.advance(make_call(&transfer)) {
+            if let StepOutcome::Finished(outcome) = transfer.advance(make_call(&transfer)) {
                 break outcome;
             }
         };
@@ -252,11 +252,14 @@ fn work(jobs: &Receiver<Job>, messages: &Sender<Message>, stops: &[AtomicBool]) 
     }
 }
 
-fn stop_of(transfer: &Transfer, flag: Option<&AtomicBool>) -> Option<Stop> {
+fn stop_of(transfer: &Transfer, flag: Option<&AtomicBool>) -> Option<StopReason> {
     if flag.is_some_and(|flag| flag.load(Ordering::Relaxed)) {
-        return Some(Stop::Caller);
+        return Some(StopReason::Caller);
     }
-    transfer.deadline.is_some_and(|deadline| deadline <= Instant::now()).then_some(Stop::Deadline)
+    transfer
+        .deadline
+        .is_some_and(|deadline| deadline <= Instant::now())
+        .then_some(StopReason::Deadline)
 }
 
 /// Makes the system call of the next step.
@@ -264,12 +267,12 @@ fn make_call(transfer: &Transfer) -> Result<usize, i32> {
     let descriptor = transfer.file.descriptor;
     let single;
     let (vectors, offset) = match transfer.step(STEP) {
-        Step::Single(vector, offset) => {
+        IoStep::Single(vector, offset) => {
             single = [vector];
             (&single[..], offset)
         }
-        Step::Vectored(vectors, offset) => (vectors, offset),
-        Step::Sync => {
+        IoStep::Vectored(vectors, offset) => (vectors, offset),
+        IoStep::Sync => {
             let data_only = transfer.operation == IoOperation::SyncData;
             // SAFETY: the submitter of the request keeps the descriptor open until the request
             // completes, which is after this call.

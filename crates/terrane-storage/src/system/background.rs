@@ -11,7 +11,7 @@ use terrane_core::{
 use super::bring_up::{BringUp, BringUpProducer};
 use super::first_touch::touch_from_the_front;
 use super::mapping::Mapping;
-use super::{FirstTouch, HugePages, SystemAllocator, SystemMemory, Touching, check_touched};
+use super::{FirstTouch, HugePages, SystemAllocator, SystemMemory, TouchTime, check_touched};
 use crate::error::StorageError;
 use crate::sys;
 
@@ -29,7 +29,7 @@ impl SystemAllocator {
         &self,
         request: &RegionRequest,
     ) -> Result<SystemMemory, StorageError> {
-        Ok(self.allocate_with(request, Touching::Later)?.0)
+        Ok(self.allocate_with(request, TouchTime::Later)?.0)
     }
 
     /// Touches memory from [`allocate_untouched`](Self::allocate_untouched), from the first byte
@@ -96,7 +96,8 @@ impl SystemAllocator {
                 |error| StorageError::Thread { source: OsError::from_io("pthread_create", &error) },
             )?;
         let owner = OwnerProcess::current();
-        memory.toucher = Some(Toucher { bring_up: bring_up.clone(), thread: Some(thread), owner });
+        memory.background_touch =
+            Some(BackgroundTouch { bring_up: bring_up.clone(), thread: Some(thread), owner });
         Ok((memory, bring_up))
     }
 
@@ -158,13 +159,13 @@ impl SystemAllocator {
 
 /// The thread that touches a region. The drop stops and joins it, in the process that started it.
 #[derive(Debug)]
-pub(super) struct Toucher {
+pub(super) struct BackgroundTouch {
     bring_up: BringUp,
     thread: Option<JoinHandle<()>>,
     owner: OwnerProcess,
 }
 
-impl Drop for Toucher {
+impl Drop for BackgroundTouch {
     fn drop(&mut self) {
         if !self.owner.is_current() {
             // The thread does not exist here, and its locks may stay locked.

@@ -26,7 +26,7 @@ pub(super) struct TouchThreads<'a> {
 
 /// The result of touching.
 #[derive(Debug, Default)]
-pub(super) struct Touched {
+pub(super) struct TouchOutcome {
     /// The bytes that were touched.
     pub(super) bytes: ByteCount,
     /// The reason why the kernel allocated no pages. `None` if it did.
@@ -44,7 +44,7 @@ pub(super) fn touch(
     page: Alignment,
     threads: TouchThreads<'_>,
     advance: &(dyn Fn(ByteCount) -> bool + Sync),
-) -> Touched {
+) -> TouchOutcome {
     let work = Work::new(mapping, page, sys::memory::can_populate(), advance);
     let count = work.thread_count(threads);
     if count <= 1 && threads.cpus.is_none() {
@@ -67,7 +67,7 @@ pub(super) fn touch_from_the_front(
     step: ByteCount,
     advance: &(dyn Fn(ByteCount) -> bool + Sync),
     reached: &mut dyn FnMut(ByteCount),
-) -> Touched {
+) -> TouchOutcome {
     let work = Work::new(mapping, page, true, advance);
     let (length, step) = (mapping.length(), step.to_usize().max(1));
     let count = work.thread_count(threads).max(1);
@@ -155,7 +155,7 @@ struct Work<'a> {
     next: AtomicUsize,
     is_over: AtomicBool,
     front: Front,
-    touched: Mutex<Touched>,
+    touched: Mutex<TouchOutcome>,
 }
 
 impl<'a> Work<'a> {

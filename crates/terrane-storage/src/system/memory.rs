@@ -8,7 +8,7 @@ use terrane_core::{
     Alignment, ByteCount, CapabilityReport, HostAddress, Location, Memory, OsError, StorageKind,
 };
 
-use super::background::Toucher;
+use super::background::BackgroundTouch;
 use super::huge;
 use super::mapping::Mapping;
 
@@ -19,7 +19,7 @@ pub struct SystemMemory {
     pub(super) length: ByteCount,
     /// Declared before the mapping, because fields drop in declaration order. `None` if no thread
     /// touches the memory.
-    pub(super) toucher: Option<Toucher>,
+    pub(super) background_touch: Option<BackgroundTouch>,
     /// `None` for a region of zero bytes.
     pub(super) mapping: Option<Arc<Mapping>>,
     pub(super) report: CapabilityReport,
@@ -32,7 +32,7 @@ impl SystemMemory {
         Self {
             address: HostAddress::new(NonNull::new(address).unwrap_or(NonNull::dangling())),
             length: ByteCount::ZERO,
-            toucher: None,
+            background_touch: None,
             mapping: None,
             report,
         }

@@ -29,7 +29,7 @@ pub use progress::{Progress, ProgressEntry};
 use crate::error::StorageError;
 use crate::numa::{NodeId, NumaTopology};
 use crate::sys;
-use first_touch::{TouchThreads, Touched, touch};
+use first_touch::{TouchOutcome, TouchThreads, touch};
 pub(crate) use mapping::Mapping;
 use memory::huge_bytes;
 use options::GIB;
@@ -98,7 +98,7 @@ impl SystemAllocator {
     /// [`StorageError::Cancelled`] if the progress was cancelled. [`StorageError::Memory`] if the
     /// kernel refuses for another reason. Nothing stays mapped after an error.
     pub fn allocate_memory(&self, request: &RegionRequest) -> Result<SystemMemory, StorageError> {
-        let (memory, entry) = self.allocate_with(request, Touching::Now)?;
+        let (memory, entry) = self.allocate_with(request, TouchTime::Now)?;
         entry.into_iter().for_each(ProgressEntry::finish);
         Ok(memory)
     }
@@ -115,14 +115,14 @@ impl SystemAllocator {
         &self,
         request: &RegionRequest,
     ) -> Result<(SystemMemory, ProgressEntry), StorageError> {
-        let (memory, entry) = self.allocate_with(request, Touching::First)?;
+        let (memory, entry) = self.allocate_with(request, TouchTime::First)?;
         Ok((memory, entry.unwrap_or_else(|| self.progress.enter(ByteCount::ZERO))))
     }
 
     fn allocate_with(
         &self,
         request: &RegionRequest,
-        touching: Touching,
+        touch_time: TouchTime,
     ) -> Result<(SystemMemory, Option<ProgressEntry>), StorageError> {
         if request.alignment > GIB {
             return Err(StorageError::TooStrictlyAligned {
@@ -136,25 +136,25 @@ impl SystemAllocator {
         }
         let (mapping, entry) = match self.options.huge_pages {
             HugePages::Explicit(size, requirement) if requirement != Requirement::Off => {
-                match self.try_explicit(request, touching, size, requirement, &mut report)? {
+                match self.try_explicit(request, touch_time, size, requirement, &mut report)? {
                     Some(mapped) => mapped,
                     None => {
                         let pages = Pages::Transparent(Requirement::Preferred);
-                        self.allocate_on(request, touching, pages, &mut report)?
+                        self.allocate_on(request, touch_time, pages, &mut report)?
                     }
                 }
             }
             HugePages::Transparent(requirement) if requirement != Requirement::Off => {
-                self.allocate_on(request, touching, Pages::Transparent(requirement), &mut report)?
+                self.allocate_on(request, touch_time, Pages::Transparent(requirement), &mut report)?
             }
-            _ => self.allocate_on(request, touching, Pages::Base, &mut report)?,
+            _ => self.allocate_on(request, touch_time, Pages::Base, &mut report)?,
         };
         report.check()?;
         tracing::debug!(label = %request.label, bytes = mapping.length(), %report, "memory is allocated");
         let memory = SystemMemory {
             address: HostAddress::new(mapping.address()),
             length: ByteCount::from_usize(mapping.length()),
-            toucher: None,
+            background_touch: None,
             mapping: Some(Arc::new(mapping)),
             report,
         };
@@ -166,7 +166,7 @@ impl SystemAllocator {
     fn try_explicit(
         &self,
         request: &RegionRequest,
-        touching: Touching,
+        touch_time: TouchTime,
         size: HugePageSize,
         requirement: Requirement,
         report: &mut CapabilityReport,
@@ -177,7 +177,7 @@ impl SystemAllocator {
         let mapped = if self.options.numa != NumaPolicy::Local && !sys::memory::can_populate() {
             Err(Reason::Needs("MADV_POPULATE_WRITE (Linux 5.14) to be bound to a node"))
         } else {
-            match self.allocate_on(request, touching, Pages::Explicit(size), &mut own_report) {
+            match self.allocate_on(request, touch_time, Pages::Explicit(size), &mut own_report) {
                 Ok(mapped) => Ok(mapped),
                 Err(
                     StorageError::OutOfMemory { source: Some(error), .. }
@@ -199,13 +199,13 @@ impl SystemAllocator {
     fn allocate_on(
         &self,
         request: &RegionRequest,
-        touching: Touching,
+        touch_time: TouchTime,
         pages: Pages,
         report: &mut CapabilityReport,
     ) -> Result<Mapped, StorageError> {
         let bytes = request.bytes;
         let wants_touch = self.options.first_touch != FirstTouch::None;
-        let is_touched = wants_touch && touching != Touching::Later;
+        let is_touched = wants_touch && touch_time != TouchTime::Later;
         if wants_touch && !matches!(pages, Pages::Explicit(_)) {
             // If the memory ran out during the touch, the OOM killer would act and no error would
             // be returned.
@@ -238,9 +238,9 @@ impl SystemAllocator {
         };
         let is_bound = self.bind(&mapping, report)?;
         let length = ByteCount::from_usize(mapping.length());
-        let entry = (touching != Touching::Later).then(|| self.progress.enter(length));
+        let entry = (touch_time != TouchTime::Later).then(|| self.progress.enter(length));
         if let Some(entry) = entry.as_ref().filter(|_| wants_touch) {
-            let is_ready = touching == Touching::Now;
+            let is_ready = touch_time == TouchTime::Now;
             self.touch(&mapping, pages, is_bound, (entry, is_ready), report)?;
         }
         if let Pages::Transparent(requirement) = pages {
@@ -331,7 +331,7 @@ impl SystemAllocator {
 
 /// Records in the report how the pages were touched, unless some were not.
 fn check_touched(
-    touched: &Touched,
+    touched: &TouchOutcome,
     length: ByteCount,
     threads: TouchThreads<'_>,
     report: &mut CapabilityReport,
@@ -386,7 +386,7 @@ type Mapped = (Mapping, Option<ProgressEntry>);
 
 /// When pages are touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Touching {
+enum TouchTime {
     /// Now. Touched bytes are ready, because no further step follows.
     Now,
     /// Now, before a further step.

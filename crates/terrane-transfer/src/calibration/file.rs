@@ -19,15 +19,15 @@ use crate::calibration::{Calibration, PathCost};
 const FORMAT: u32 = 2;
 
 #[derive(Serialize, Deserialize)]
-struct Form {
+struct CalibrationFile {
     format: u32,
     device: String,
     driver: String,
-    costs: Vec<Entry>,
+    costs: Vec<CostEntry>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Entry {
+struct CostEntry {
     direction: String,
     path: String,
     fixed_ns: f64,
@@ -38,7 +38,7 @@ struct Entry {
 
 /// The defect of a file.
 #[derive(Debug, thiserror::Error)]
-enum Flaw {
+enum Defect {
     #[error("its format is {found}, and this version reads {FORMAT}; measure again")]
     Format { found: u32 },
     #[error("`{name}` is no {what} of this version; measure again")]
@@ -54,7 +54,7 @@ pub(crate) fn read(path: &Path) -> Result<Calibration, CalibrationError> {
 
 pub(crate) fn write(calibration: &Calibration, path: &Path) -> Result<(), CalibrationError> {
     let replace = || {
-        let text = serde_json::to_string_pretty(&Form::of(calibration))?;
+        let text = serde_json::to_string_pretty(&CalibrationFile::of(calibration))?;
         let (mut file, beside) = create_beside(path)?;
         let written = file
             .write_all(text.as_bytes())
@@ -107,9 +107,9 @@ fn parse(text: &str) -> Result<Calibration, BoxedCause> {
 
     let head: Head = serde_json::from_str(text)?;
     if head.format != FORMAT {
-        return Err(Flaw::Format { found: head.format }.into());
+        return Err(Defect::Format { found: head.format }.into());
     }
-    let file: Form = serde_json::from_str(text)?;
+    let file: CalibrationFile = serde_json::from_str(text)?;
     // A path that the file does not mention keeps the built-in figures.
     let mut calibration =
         Calibration { device: file.device, driver: file.driver, ..Calibration::built_in() };
@@ -120,12 +120,12 @@ fn parse(text: &str) -> Result<Calibration, BoxedCause> {
     Ok(calibration)
 }
 
-impl Form {
+impl CalibrationFile {
     fn of(calibration: &Calibration) -> Self {
         let entries = Direction::ALL.into_iter().flat_map(|direction| {
             CopyPath::ALL.into_iter().filter_map(move |path| {
                 let cost = calibration.cost(direction, path)?;
-                Some(Entry {
+                Some(CostEntry {
                     direction: direction_name(direction).to_owned(),
                     path: path.name().to_owned(),
                     fixed_ns: cost.fixed.as_secs_f64() * 1e9,
@@ -144,23 +144,23 @@ impl Form {
     }
 }
 
-impl Entry {
-    fn check(&self) -> Result<(Direction, CopyPath, PathCost), Flaw> {
+impl CostEntry {
+    fn check(&self) -> Result<(Direction, CopyPath, PathCost), Defect> {
         let direction = Direction::ALL.into_iter().find(|d| direction_name(*d) == self.direction);
         let Some(direction) = direction else {
-            return Err(Flaw::Unknown { what: "direction", name: self.direction.clone() });
+            return Err(Defect::Unknown { what: "direction", name: self.direction.clone() });
         };
         let Some(path) = CopyPath::ALL.into_iter().find(|path| path.name() == self.path) else {
-            return Err(Flaw::Unknown { what: "path", name: self.path.clone() });
+            return Err(Defect::Unknown { what: "path", name: self.path.clone() });
         };
         let time = |what, value: f64| {
             let plausible = (0.0..=1e9).contains(&value);
-            plausible.then_some(value).ok_or(Flaw::Implausible { what, value })
+            plausible.then_some(value).ok_or(Defect::Implausible { what, value })
         };
         let fixed = time("fixed cost in nanoseconds", self.fixed_ns)?;
         let value = self.bytes_per_second;
         if !(1e6..=1e15).contains(&value) {
-            return Err(Flaw::Implausible { what: "rate in bytes a second", value });
+            return Err(Defect::Implausible { what: "rate in bytes a second", value });
         }
         let cost = PathCost {
             fixed: Duration::try_from_secs_f64(fixed * 1e-9).unwrap_or_default(),
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn paths_that_a_file_omits_have_built_in_figures() {
-        let mut file = Form::of(&Calibration::built_in());
+        let mut file = CalibrationFile::of(&Calibration::built_in());
         file.costs.clear();
         let parsed = parse(&serde_json::to_string(&file).unwrap()).unwrap();
         assert_eq!(parsed, Calibration::built_in());
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn an_invalid_calibration_is_refused_with_its_defect() {
-        let good = serde_json::to_value(Form::of(&Calibration::built_in())).unwrap();
+        let good = serde_json::to_value(CalibrationFile::of(&Calibration::built_in())).unwrap();
         let refusal = |change: &dyn Fn(&mut serde_json::Value)| {
             let mut changed = good.clone();
             change(&mut changed);

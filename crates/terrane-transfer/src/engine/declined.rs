@@ -23,7 +23,7 @@ pub enum Declined {
     /// Memory at one end is not locked for the device yet, or the locked part does not include
     /// these blocks.
     #[error("the memory of these blocks is not locked for the device yet; wait until it is ready")]
-    ComingUp,
+    MemoryNotReady,
     /// The engine copies whole pieces only, or cannot address the bytes of this plan individually.
     #[error(
         "cannot copy parts of pieces between these ends; use equal token orders, and copy all heads"

@@ -17,7 +17,7 @@ pub(crate) trait OutcomeSink: Send + Sync {
     fn invite_waiters(&self, progress: &Arc<dyn WaiterProgress>);
 
     /// Reports, before the end, that orphaned work may access the memory after the end.
-    fn orphaned(&self) {}
+    fn report_orphaned(&self) {}
 
     /// Publishes the result and wakes waiting threads. A second call changes nothing.
     fn publish(&self, result: Result<Report, TransferError>);

@@ -20,18 +20,18 @@ struct DeferredJob {
 struct DeferredState {
     remaining: usize,
     failed: Option<TransferId>,
-    holds: DeferredHolds,
+    stage: DeferredStage,
 }
 
-enum DeferredHolds {
-    Job(CopyJob, Arc<dyn CopyEngine>),
+enum DeferredStage {
+    Waiting(CopyJob, Arc<dyn CopyEngine>),
     /// A thread is ending the cancelled job, and has not released its blocks yet.
     Cancelling,
     /// The job was cancelled and has ended. Its ticket ends with the last predecessor, as
     /// transfers that run after this one may use blocks of the predecessors.
-    Cancelled(EndsTicket),
-    /// The engine has the job.
-    Gone,
+    Cancelled(EndTicketOnDrop),
+    /// The engine has the job, or the ticket of the cancelled job has ended.
+    Finished,
 }
 
 /// Waits for the end of a predecessor that may fail.
@@ -49,8 +49,8 @@ pub(crate) fn submit_after(
         return;
     }
     let ticket = job.ticket().clone();
-    let holds = DeferredHolds::Job(job, engine);
-    let state = DeferredState { remaining: predecessors.len(), failed: None, holds };
+    let stage = DeferredStage::Waiting(job, engine);
+    let state = DeferredState { remaining: predecessors.len(), failed: None, stage };
     let deferred = Arc::new(DeferredJob { state: Mutex::new(state), allow_incomplete });
     let cancels: Weak<DeferredJob> = Arc::downgrade(&deferred);
     ticket.add_canceller(cancels);
@@ -69,17 +69,17 @@ impl Dependent for DeferredJob {
             state.failed.get_or_insert(predecessor);
         }
         state.remaining -= 1;
-        if state.remaining > 0 || matches!(state.holds, DeferredHolds::Cancelling) {
+        if state.remaining > 0 || matches!(state.stage, DeferredStage::Cancelling) {
             return;
         }
-        let (holds, failed) =
-            (std::mem::replace(&mut state.holds, DeferredHolds::Gone), state.failed);
+        let (stage, failed) =
+            (std::mem::replace(&mut state.stage, DeferredStage::Finished), state.failed);
         // The lock is released first, because the job may end in this call.
         drop(state);
-        let (job, engine) = match holds {
-            DeferredHolds::Job(job, engine) => (job, engine),
-            DeferredHolds::Cancelled(ended) => return drop(ended),
-            DeferredHolds::Cancelling | DeferredHolds::Gone => return,
+        let (job, engine) = match stage {
+            DeferredStage::Waiting(job, engine) => (job, engine),
+            DeferredStage::Cancelled(ended) => return drop(ended),
+            DeferredStage::Cancelling | DeferredStage::Finished => return,
         };
         let may_start = match failed {
             Some(predecessor) => Err(TransferError::PredecessorFailed { predecessor }),
@@ -102,15 +102,15 @@ impl Dependent for AfterEnd {
 impl Cancel for DeferredJob {
     fn cancel(&self) {
         let mut state = lock(&self.state);
-        let (job, engine) = match std::mem::replace(&mut state.holds, DeferredHolds::Cancelling) {
-            DeferredHolds::Job(job, engine) => (job, engine),
+        let (job, engine) = match std::mem::replace(&mut state.stage, DeferredStage::Cancelling) {
+            DeferredStage::Waiting(job, engine) => (job, engine),
             other => {
-                state.holds = other;
+                state.stage = other;
                 return;
             }
         };
         drop(state);
-        let ended = EndsTicket(job.ticket().clone());
+        let ended = EndTicketOnDrop(job.ticket().clone());
         // This must not wait, so an engine that drops here does not join its threads. The end of
         // the ticket may drop an engine too, because it starts other transfers.
         threads::finishing(|| {
@@ -118,9 +118,9 @@ impl Cancel for DeferredJob {
             catch_foreign_panic(|| drop(engine));
             let mut state = lock(&self.state);
             if state.remaining > 0 {
-                state.holds = DeferredHolds::Cancelled(ended);
+                state.stage = DeferredStage::Cancelled(ended);
             } else {
-                state.holds = DeferredHolds::Gone;
+                state.stage = DeferredStage::Finished;
                 drop(state);
                 drop(ended);
             }
@@ -129,9 +129,9 @@ impl Cancel for DeferredJob {
 }
 
 /// Ends the ticket of a cancelled job when it drops.
-struct EndsTicket(Ticket);
+struct EndTicketOnDrop(Ticket);
 
-impl Drop for EndsTicket {
+impl Drop for EndTicketOnDrop {
     fn drop(&mut self) {
         notify(self.0.end(false), self.0.id(), false);
     }

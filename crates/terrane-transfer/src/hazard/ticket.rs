@@ -51,7 +51,7 @@ struct TicketInner {
 }
 
 enum TicketState {
-    TicketInFlight(TicketInFlight),
+    InFlight(TicketInFlight),
     Ended { succeeded: bool },
 }
 
@@ -106,7 +106,7 @@ impl Ticket {
             owner: OwnerProcess::current(),
             is_cancelled: AtomicBool::new(false),
             is_of_set,
-            state: Mutex::new(TicketState::TicketInFlight(in_flight)),
+            state: Mutex::new(TicketState::InFlight(in_flight)),
         }))
     }
 
@@ -163,7 +163,7 @@ impl Ticket {
         // Relaxed: nothing is published with it. An engine that loads it late stops late.
         self.0.is_cancelled.store(true, Ordering::Relaxed);
         let state = lock(&self.0.state);
-        let TicketState::TicketInFlight(in_flight) = &*state else { return };
+        let TicketState::InFlight(in_flight) = &*state else { return };
         if self.0.is_of_set {
             let members = in_flight.predecessors.clone();
             drop(state);
@@ -182,7 +182,7 @@ impl Ticket {
     /// Lets a cancellation end the transfer through `canceller` as well, which may have dropped by
     /// then. Parts of a transfer share its ticket, and each may have one.
     pub(crate) fn add_canceller(&self, canceller: Weak<dyn Cancel>) {
-        if let TicketState::TicketInFlight(in_flight) = &mut *lock(&self.0.state) {
+        if let TicketState::InFlight(in_flight) = &mut *lock(&self.0.state) {
             push_live(&mut in_flight.cancellers, canceller);
         }
     }
@@ -194,7 +194,7 @@ impl Ticket {
             return;
         }
         let mut state = lock(&self.0.state);
-        if let TicketState::TicketInFlight(in_flight) = &mut *state {
+        if let TicketState::InFlight(in_flight) = &mut *state {
             if !self.0.is_of_set {
                 return in_flight.kept_alive.push(value);
             }
@@ -223,7 +223,7 @@ impl Ticket {
             if !seen.insert(ticket.id()) || !ticket.is_of_this_process() {
                 continue;
             }
-            if let TicketState::TicketInFlight(in_flight) = &*lock(&ticket.0.state) {
+            if let TicketState::InFlight(in_flight) = &*lock(&ticket.0.state) {
                 pending.extend(in_flight.predecessors.iter().cloned());
             }
         }
@@ -237,7 +237,7 @@ impl Ticket {
         }
         let mut state = lock(&self.0.state);
         match &mut *state {
-            TicketState::TicketInFlight(in_flight) => in_flight.dependents.push(dependent),
+            TicketState::InFlight(in_flight) => in_flight.dependents.push(dependent),
             TicketState::Ended { succeeded } => {
                 let succeeded = *succeeded;
                 drop(state);
@@ -249,7 +249,7 @@ impl Ticket {
     /// Like [`add_dependent`](Self::add_dependent), unless the caller has dropped `wait` by then.
     pub(crate) fn add_wait<W: Dependent + 'static>(&self, wait: &Arc<W>) {
         if self.is_of_this_process()
-            && let TicketState::TicketInFlight(in_flight) = &mut *lock(&self.0.state)
+            && let TicketState::InFlight(in_flight) = &mut *lock(&self.0.state)
         {
             let weak: Weak<W> = Arc::downgrade(wait);
             return push_live(&mut in_flight.waits, weak);
@@ -264,7 +264,7 @@ impl Ticket {
         }
         let mut state = lock(&self.0.state);
         loop {
-            let TicketState::TicketInFlight(in_flight) = &mut *state else { return Vec::new() };
+            let TicketState::InFlight(in_flight) = &mut *state else { return Vec::new() };
             if in_flight.kept_alive.is_empty() {
                 break;
             }
@@ -282,7 +282,7 @@ impl Ticket {
         match ended {
             // The predecessors drop with the state, so that chains of transfers do not grow.
             // Waits are notified first, because dependents may take long to start.
-            TicketState::TicketInFlight(TicketInFlight { dependents, waits, .. }) => {
+            TicketState::InFlight(TicketInFlight { dependents, waits, .. }) => {
                 waits.iter().filter_map(Weak::upgrade).chain(dependents).collect()
             }
             TicketState::Ended { .. } => Vec::new(),
@@ -317,7 +317,7 @@ mod tests {
         /// The number of dependents and waits in the lists.
         pub(in crate::hazard) fn dependents(&self) -> usize {
             match &*lock(&self.0.state) {
-                TicketState::TicketInFlight(in_flight) => {
+                TicketState::InFlight(in_flight) => {
                     in_flight.dependents.len() + in_flight.waits.len()
                 }
                 TicketState::Ended { .. } => 0,

@@ -32,14 +32,14 @@ pub struct TransferPlan {
     ends: Ends<Endpoint>,
     /// The copies for each pair of blocks.
     loops: Arc<BlockLoops>,
-    /// The loops if all blocks are one segment that joins sections. Boxed, because plans are moved.
-    joined: Option<Box<SmallVec<[LayerGroup; 1]>>>,
+    /// The groups if all blocks are one segment that joins sections. Boxed, because plans are moved.
+    joined_groups: Option<Box<SmallVec<[LayerGroup; 1]>>>,
     pieces: u64,
     bytes: ByteCount,
     /// The runs, once the list is requested. Engines that compute addresses never request it.
     listed_runs: OnceLock<Vec<CopyRun>>,
     /// The buffer for the list until then.
-    unmade: Mutex<Vec<CopyRun>>,
+    spare_runs: Mutex<Vec<CopyRun>>,
     run_count: u64,
     buffers: Buffers,
     spare: Arc<ArrayQueue<Buffers>>,
@@ -94,7 +94,7 @@ impl TransferPlan {
     #[must_use]
     pub fn runs(&self) -> &[CopyRun] {
         self.listed_runs.get_or_init(|| {
-            let mut runs = std::mem::take(&mut *lock(&self.unmade));
+            let mut runs = std::mem::take(&mut *lock(&self.spare_runs));
             self.make_runs(&mut runs);
             runs
         })
@@ -149,7 +149,7 @@ impl TransferPlan {
 
     /// The copies for each pair of blocks, or for all of them if sections are joined.
     fn groups(&self) -> &[LayerGroup] {
-        self.joined.as_deref().unwrap_or(&self.loops.groups)
+        self.joined_groups.as_deref().unwrap_or(&self.loops.groups)
     }
 
     /// The source blocks. The n-th is copied to the n-th of
@@ -238,10 +238,10 @@ impl Drop for TransferPlan {
             return;
         }
         let mut buffers = std::mem::take(&mut self.buffers);
-        let unmade = std::mem::take(&mut *lock(&self.unmade));
+        let spare_runs = std::mem::take(&mut *lock(&self.spare_runs));
         // Plans that break pieces up are rare, and have too many runs to keep their buffers.
         let listed_runs = self.listed_runs.take().filter(|_| !self.loops.breaks_pieces);
-        buffers.runs = listed_runs.unwrap_or(unmade);
+        buffers.runs = listed_runs.unwrap_or(spare_runs);
         buffers.clear();
         // If enough spare buffers are kept, these are freed.
         let _ = self.spare.push(buffers);

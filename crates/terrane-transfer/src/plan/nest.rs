@@ -23,7 +23,7 @@ pub(crate) struct LoopNest {
     pub(crate) block: Ends<AxisSteps>,
     /// The loop over sections that a run joins, if the run covers the blocks of its segment once
     /// for each section.
-    pub(crate) joined: Option<Loop>,
+    pub(crate) joined_loop: Option<Loop>,
 }
 
 /// One loop.
@@ -130,7 +130,7 @@ fn layer_group(
     first: u32,
     joins_layers: bool,
 ) -> LayerGroup {
-    let joined = |joins_layers| {
+    let joined_nests = |joins_layers| {
         let mut nests: SmallVec<[LoopNest; 2]> = SmallVec::new();
         for section in sections {
             push_nests(section, selection, firsts, count, &mut nests);
@@ -139,13 +139,13 @@ fn layer_group(
         nests.iter_mut().for_each(|nest| nest.join(joins_layers));
         nests
     };
-    let nests = joined(joins_layers);
+    let nests = joined_nests(joins_layers);
     let steps_of =
         |nest: &LoopNest| nest.outer_over(LoopAxis::Layers).map_or(1, |level| level.count);
     let steps = nests.iter().map(steps_of).max().unwrap_or(1);
     if nests.iter().any(|nest| steps_of(nest) != steps) {
         // Layers join in some nests only. Then all nests keep the loop.
-        let (nests, steps) = (joined(false), count.into());
+        let (nests, steps) = (joined_nests(false), count.into());
         return LayerGroup { nests, first, steps, layers_per_step: 1 };
     }
     let per_step = u64::from(count).checked_div(steps).unwrap_or(1);
@@ -170,7 +170,7 @@ fn push_nests(
         outer: SmallVec::new(),
         inner: SmallVec::new(),
         block: section.ends.map(|end| *end.steps(Axis::Block)),
-        joined: None,
+        joined_loop: None,
     };
     if count > 1 {
         let strides =
@@ -369,7 +369,7 @@ impl LoopNest {
 
     /// The number of times that a run covers the blocks of its segment.
     pub(crate) fn passes(&self) -> u64 {
-        self.joined.map_or(1, |level| level.count)
+        self.joined_loop.map_or(1, |level| level.count)
     }
 
     /// The iterations of the loops over sections.

@@ -64,11 +64,11 @@ impl Planner {
         let mut plan = TransferPlan {
             ends: Ends { source, destination }.map(Endpoint::clone),
             loops,
-            joined: None,
+            joined_groups: None,
             pieces: 0,
             bytes: ByteCount::ZERO,
             listed_runs: OnceLock::new(),
-            unmade: Mutex::new(std::mem::take(&mut buffers.runs)),
+            spare_runs: Mutex::new(std::mem::take(&mut buffers.runs)),
             run_count: 0,
             buffers,
             spare: Arc::clone(&self.spare),
@@ -186,8 +186,8 @@ fn join_sections(plan: &mut TransferPlan) {
         if let Some(found) = joins(nest) {
             let joined = nest.outer.remove(found);
             nest.unit *= joined.count;
-            nest.joined = Some(joined);
+            nest.joined_loop = Some(joined);
         }
     }
-    plan.joined = Some(Box::new(groups));
+    plan.joined_groups = Some(Box::new(groups));
 }

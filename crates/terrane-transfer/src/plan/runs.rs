@@ -272,12 +272,12 @@ impl TransferPlan {
     pub(super) fn stretch_alignment(&self, side: Side) -> Alignment {
         let mut bits = self.block_bits(side);
         for group in self.groups() {
-            let mut images: Vec<Image> =
-                group.nests.iter().map(|nest| Image::of(nest, side)).collect();
-            join_images(&mut images);
-            for image in &images {
-                bits |= image.start | image.bytes;
-                bits = image.levels.iter().fold(bits, |bits, &(_, stride)| bits | stride);
+            let mut nests: Vec<NestAtEnd> =
+                group.nests.iter().map(|nest| NestAtEnd::of(nest, side)).collect();
+            join_adjacent(&mut nests);
+            for nest in &nests {
+                bits |= nest.start | nest.bytes;
+                bits = nest.levels.iter().fold(bits, |bits, &(_, stride)| bits | stride);
             }
         }
         of_end_bases(self, side).min(Alignment::of(bits))
@@ -298,14 +298,14 @@ fn of_end_bases(plan: &TransferPlan, side: Side) -> Alignment {
 }
 
 /// The runs of a nest at one end: equal stretches in loops. The innermost loop comes first.
-struct Image {
+struct NestAtEnd {
     region: u32,
     start: u64,
     bytes: u64,
     levels: Vec<(u64, u64)>,
 }
 
-impl Image {
+impl NestAtEnd {
     fn of(nest: &LoopNest, side: Side) -> Self {
         let base = nest.base.get(side);
         let levels = nest.outer.iter().chain(&nest.inner);
@@ -316,9 +316,9 @@ impl Image {
             .map(|(count, step)| (count, step.offset))
             .collect();
         levels.sort_by_key(|&(_, stride)| stride);
-        let mut image = Self { region: base.region, start: base.offset, bytes: nest.unit, levels };
-        image.join();
-        image
+        let mut nest = Self { region: base.region, start: base.offset, bytes: nest.unit, levels };
+        nest.join();
+        nest
     }
 
     fn join(&mut self) {
@@ -330,16 +330,16 @@ impl Image {
     }
 }
 
-/// Joins adjacent images, such as those of K and V in shared rows.
-fn join_images(images: &mut Vec<Image>) {
-    images.sort_by_key(|image| (image.region, image.start));
+/// Joins adjacent nests, such as those of K and V in shared rows.
+fn join_adjacent(nests: &mut Vec<NestAtEnd>) {
+    nests.sort_by_key(|nest| (nest.region, nest.start));
     let mut joined = true;
     while joined {
         joined = false;
-        for index in 1..images.len() {
-            let Some([first, second]) = images
+        for index in 1..nests.len() {
+            let Some([first, second]) = nests
                 .get_mut(index - 1..=index)
-                .and_then(|two| <&mut [Image; 2]>::try_from(two).ok())
+                .and_then(|two| <&mut [NestAtEnd; 2]>::try_from(two).ok())
             else {
                 continue;
             };
@@ -349,7 +349,7 @@ fn join_images(images: &mut Vec<Image>) {
             if follows {
                 first.bytes += second.bytes;
                 first.join();
-                images.remove(index);
+                nests.remove(index);
                 joined = true;
                 break;
             }

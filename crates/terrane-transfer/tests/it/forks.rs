@@ -153,7 +153,7 @@ fn check_lost(waited: Completion<u32>, watched: Completion<u32>, polled: Complet
     assert_eq!(layers.state(0), Ok(LayerState::Failed));
     assert_eq!(layers.wait(1), Err(LayerError::Failed { layer: 1 }));
     let mut context = Context::from_waker(Waker::noop());
-    let mut layer = Box::pin(layers.done(2));
+    let mut layer = Box::pin(layers.future(2));
     let failed = Poll::Ready(Err(LayerError::Failed { layer: 2 }));
     assert_eq!(layer.as_mut().poll(&mut context), failed);
 

@@ -144,8 +144,8 @@ fn futures_of_layers_are_woken_when_their_layer_ends() {
     let job = engine.take();
     let [first, second] = [(); 2].map(|()| Arc::<CountsWakes>::default());
     let wakers = [&first, &second].map(|wakes| Waker::from(Arc::clone(wakes)));
-    let (mut zero, mut one) = (pin!(layers.done(0)), pin!(layers.done(1)));
-    let mut dropped = Box::pin(layers.done(0));
+    let (mut zero, mut one) = (pin!(layers.future(0)), pin!(layers.future(1)));
+    let mut dropped = Box::pin(layers.future(0));
     for _ in 0..2 {
         assert!(zero.as_mut().poll(&mut Context::from_waker(&wakers[0])).is_pending());
         assert!(one.as_mut().poll(&mut Context::from_waker(&wakers[1])).is_pending());
@@ -158,7 +158,7 @@ fn futures_of_layers_are_woken_when_their_layer_ends() {
     job.finish(Ok(()));
     assert_eq!((first.wakes(), second.wakes()), (1, 1));
     assert_eq!(one.as_mut().poll(&mut Context::from_waker(&wakers[1])), Poll::Ready(Ok(())));
-    let none = pin!(layers.done(4)).poll(&mut Context::from_waker(Waker::noop()));
+    let none = pin!(layers.future(4)).poll(&mut Context::from_waker(Waker::noop()));
     assert!(matches!(none, Poll::Ready(Err(LayerError::NotTransferred { layer: 4, .. }))));
     end_of(completion).result.unwrap();
 }
@@ -337,7 +337,7 @@ fn a_value_that_drops_with_a_waker_may_query_layers() {
     let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_by_layer();
     let completion = manager.submit(transfer, ()).unwrap();
     let layers = completion.layers().unwrap();
-    let mut future = Box::pin(layers.done(0));
+    let mut future = Box::pin(layers.future(0));
     let first = Waker::from(Arc::new(QueriesInDrop(layers.clone())));
     assert!(future.as_mut().poll(&mut Context::from_waker(&first)).is_pending());
     drop(first);
@@ -391,7 +391,7 @@ fn a_waker_may_end_the_transfer_when_it_is_cloned() {
         });
         let mut context = Context::from_waker(&waker);
         if of_a_layer {
-            assert_eq!(Box::pin(layers.done(2)).as_mut().poll(&mut context), Poll::Ready(Ok(())));
+            assert_eq!(Box::pin(layers.future(2)).as_mut().poll(&mut context), Poll::Ready(Ok(())));
         }
         let mut future = Box::pin(completion.into_future());
         let Poll::Ready(outcome) = future.as_mut().poll(&mut context) else { panic!("pending") };

@@ -49,7 +49,7 @@ fn a_wait_for_a_layer_of_a_failing_transfer_returns_the_failure() {
         });
         let flag = Arc::<Flag>::default();
         let waker = Waker::from(Arc::clone(&flag));
-        let mut future = pin!(layers.done(1));
+        let mut future = pin!(layers.future(1));
         let end = loop {
             match future.as_mut().poll(&mut Context::from_waker(&waker)) {
                 Poll::Ready(end) => break end,

@@ -39,16 +39,22 @@ use field_value::FieldValue;
 pub fn first_difference(local: &Geometry, remote: &Geometry) -> Option<Difference> {
     let number = |geometry: &Geometry| FieldValue::Number(geometry.num_blocks().into());
     let alignment = |geometry: &Geometry| FieldValue::Alignment(geometry.block_alignment());
-    let shapes = of_names(local, remote)
+    let shapes = names_difference(local, remote)
         .or_else(|| Difference::of(GeometryField::NumBlocks, number(local), number(remote)))
-        .or_else(|| pairs(local, remote).find_map(|(ours, theirs)| of_counts(ours, theirs)));
+        .or_else(|| {
+            same_named_sections(local, remote)
+                .find_map(|(ours, theirs)| counts_difference(ours, theirs))
+        });
     shapes
-        .or_else(|| pairs(local, remote).find_map(|(ours, theirs)| of_strides(ours, theirs)))
-        .or_else(|| of_positions(local, remote))
+        .or_else(|| {
+            same_named_sections(local, remote)
+                .find_map(|(ours, theirs)| strides_difference(ours, theirs))
+        })
+        .or_else(|| positions_difference(local, remote))
         .or_else(|| {
             Difference::of(GeometryField::BlockAlignment, alignment(local), alignment(remote))
         })
-        .or_else(|| of_regions(local, remote))
+        .or_else(|| regions_difference(local, remote))
 }
 
 /// The first difference that prevents copies of whole blocks between two layouts: a section that
@@ -58,8 +64,10 @@ pub fn first_difference(local: &Geometry, remote: &Geometry) -> Option<Differenc
 /// rows are compared as a whole, and must be contiguous in both.
 #[must_use]
 pub fn first_shape_difference(local: &Geometry, remote: &Geometry) -> Option<Difference> {
-    of_names(local, remote)
-        .or_else(|| pairs(local, remote).find_map(|(ours, theirs)| of_shapes(ours, theirs)))
+    names_difference(local, remote).or_else(|| {
+        same_named_sections(local, remote)
+            .find_map(|(ours, theirs)| shapes_difference(ours, theirs))
+    })
 }
 
 /// A field in which two geometries differ.
@@ -198,14 +206,14 @@ impl GeometryField {
 }
 
 /// The sections of equal names.
-fn pairs<'a>(
+fn same_named_sections<'a>(
     local: &'a Geometry,
     remote: &'a Geometry,
 ) -> impl Iterator<Item = (&'a Section, &'a Section)> {
     local.sections().iter().filter_map(|ours| Some((ours, remote.section(ours.name())?)))
 }
 
-fn of_names(local: &Geometry, remote: &Geometry) -> Option<Difference> {
+fn names_difference(local: &Geometry, remote: &Geometry) -> Option<Difference> {
     let mut sections = local.sections().iter().chain(remote.sections());
     sections.find_map(|section| {
         let has =
@@ -214,7 +222,7 @@ fn of_names(local: &Geometry, remote: &Geometry) -> Option<Difference> {
     })
 }
 
-fn first_of<const N: usize>(
+fn first_field_difference<const N: usize>(
     section: &Section,
     fields: [(GeometryField, FieldValue, FieldValue); N],
 ) -> Option<Difference> {
@@ -230,10 +238,10 @@ fn bytes(bytes: u32) -> FieldValue {
     FieldValue::Bytes(ByteCount::new(bytes.into()))
 }
 
-fn of_counts(local: &Section, remote: &Section) -> Option<Difference> {
+fn counts_difference(local: &Section, remote: &Section) -> Option<Difference> {
     let (ours, theirs) = (local.shape(), remote.shape());
     let heads = |shape: &SectionShape| shape.heads.map_or(FieldValue::NotStated, number);
-    first_of(
+    first_field_difference(
         local,
         [
             (GeometryField::NumLayers, number(ours.layers), number(theirs.layers)),
@@ -246,13 +254,13 @@ fn of_counts(local: &Section, remote: &Section) -> Option<Difference> {
 }
 
 /// Compares two sections as `terrane-transfer` does for copies of whole blocks.
-fn of_shapes(local: &Section, remote: &Section) -> Option<Difference> {
+fn shapes_difference(local: &Section, remote: &Section) -> Option<Difference> {
     let (ours, theirs) = (local.shape(), remote.shape());
     let counts = [
         (GeometryField::NumLayers, number(ours.layers), number(theirs.layers)),
         (GeometryField::Tokens, number(ours.tokens), number(theirs.tokens)),
     ];
-    first_of(local, counts).or_else(|| {
+    first_field_difference(local, counts).or_else(|| {
         let each = |of: fn(&SectionShape) -> u64| [of(&ours), of(&theirs)];
         let elements = |of: fn(&SectionShape) -> u64| {
             // One element is the whole head or row, however the other layout divides it.
@@ -279,12 +287,13 @@ fn of_shapes(local: &Section, remote: &Section) -> Option<Difference> {
             (fields, ours.heads == theirs.heads && ours.elements == theirs.elements)
         };
         let fields = fields.map(|(field, [here, there])| (field, here, there));
-        first_of(local, fields).or_else(|| if is_alike { None } else { of_rows(local, remote) })
+        first_field_difference(local, fields)
+            .or_else(|| if is_alike { None } else { rows_difference(local, remote) })
     })
 }
 
 /// Heads, or rows, are copied as a whole, so they must be contiguous in both.
-fn of_rows(local: &Section, remote: &Section) -> Option<Difference> {
+fn rows_difference(local: &Section, remote: &Section) -> Option<Difference> {
     let whole_rows = !(local.states_heads() && remote.states_heads());
     let is_contiguous = |section: &Section| {
         let shape = section.shape();
@@ -304,7 +313,7 @@ fn of_rows(local: &Section, remote: &Section) -> Option<Difference> {
     })
 }
 
-fn of_strides(local: &Section, remote: &Section) -> Option<Difference> {
+fn strides_difference(local: &Section, remote: &Section) -> Option<Difference> {
     let offset = |section: &Section| FieldValue::Bytes(ByteCount::new(section.offset()));
     let strides = |axis: Axis| {
         let steps = |section: &Section| FieldValue::steps(section.steps(axis));
@@ -312,7 +321,7 @@ fn of_strides(local: &Section, remote: &Section) -> Option<Difference> {
     };
     let (ours, theirs) = (number(local.first_region()), number(remote.first_region()));
     Axis::ALL.into_iter().find_map(strides).or_else(|| {
-        first_of(
+        first_field_difference(
             local,
             [
                 (GeometryField::FirstRegion, ours, theirs),
@@ -322,7 +331,7 @@ fn of_strides(local: &Section, remote: &Section) -> Option<Difference> {
     })
 }
 
-fn of_positions(local: &Geometry, remote: &Geometry) -> Option<Difference> {
+fn positions_difference(local: &Geometry, remote: &Geometry) -> Option<Difference> {
     let place = |geometry: &Geometry, name: SectionName| {
         let position = geometry.sections().iter().position(|section| section.name() == name);
         FieldValue::Number(to_u64(position.unwrap_or_default()))
@@ -333,7 +342,7 @@ fn of_positions(local: &Geometry, remote: &Geometry) -> Option<Difference> {
     })
 }
 
-fn of_regions(local: &Geometry, remote: &Geometry) -> Option<Difference> {
+fn regions_difference(local: &Geometry, remote: &Geometry) -> Option<Difference> {
     let count = |geometry: &Geometry| number(geometry.region_count());
     let length = |geometry: &Geometry, region| FieldValue::Bytes(geometry.region_bytes(region));
     Difference::of(GeometryField::Regions, count(local), count(remote)).or_else(|| {

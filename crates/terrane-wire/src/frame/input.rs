@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use terrane_core::convert::to_u64;
 use terrane_core::{BackendName, ByteCount};
 
-use super::{HEADER_BYTES, Opened};
+use super::{FramePayload, HEADER_BYTES};
 use crate::error::{Part, WireError};
 use crate::limits::{Limited, WireLimits};
 
@@ -28,8 +28,8 @@ pub(crate) struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    pub(crate) fn new(opened: &Opened<'a>) -> Self {
-        Self { rest: opened.payload, offset: opened.offset }
+    pub(crate) fn new(payload: &FramePayload<'a>) -> Self {
+        Self { rest: payload.bytes, offset: payload.offset }
     }
 
     pub(crate) fn take<T: Deserialize<'a>>(&mut self, part: Part) -> Result<T, WireError> {

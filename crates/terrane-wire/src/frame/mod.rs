@@ -59,9 +59,9 @@ impl std::fmt::Display for Content {
     }
 }
 
-/// The contents of an opened frame.
-pub(crate) struct Opened<'a> {
-    pub(crate) payload: &'a [u8],
+/// The contents of a frame, without the header and the checksum.
+pub(crate) struct FramePayload<'a> {
+    pub(crate) bytes: &'a [u8],
     /// The offset of the payload in the frame.
     pub(crate) offset: usize,
 }
@@ -97,7 +97,7 @@ pub(crate) fn open<'a>(
     content: Content,
     bytes: &'a [u8],
     limits: &WireLimits,
-) -> Result<Opened<'a>, WireError> {
+) -> Result<FramePayload<'a>, WireError> {
     let actual = ByteCount::from_usize(bytes.len());
     limits.check(Limited::Bytes, actual.get(), limits.bytes.get())?;
     let truncated = |expected: usize| WireError::Truncated {
@@ -139,5 +139,5 @@ pub(crate) fn open<'a>(
             return Err(WireError::UnknownVersion { content, version, known });
         }
     }
-    Ok(Opened { payload, offset: HEADER_BYTES })
+    Ok(FramePayload { bytes: payload, offset: HEADER_BYTES })
 }

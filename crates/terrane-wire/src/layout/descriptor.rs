@@ -4,7 +4,7 @@ use terrane_core::convert::to_u64;
 use terrane_core::{AgentName, RemoteSpace, StorageKind};
 use terrane_layout::{Geometry, LayoutFingerprint};
 
-use super::form::{read_layout, write_layout};
+use super::encoding::{read_layout, write_layout};
 use crate::difference::{GeometryMismatch, first_difference, first_shape_difference};
 use crate::error::{Part, WireError};
 use crate::frame::input::{check_canonical, check_name, check_set};
@@ -108,8 +108,8 @@ impl LayoutDescriptor {
     ///
     /// [`WireError`] names the first error in the bytes; [`WireError::Version1`] for version 1.
     pub fn decode(bytes: &[u8], limits: &WireLimits) -> Result<Self, WireError> {
-        let opened = frame::open(Content::Layout, bytes, limits)?;
-        let layout = read_layout(&opened, limits)?;
+        let payload = frame::open(Content::Layout, bytes, limits)?;
+        let layout = read_layout(&payload, limits)?;
         check_canonical(bytes, &layout.encode()?)?;
         Ok(layout)
     }

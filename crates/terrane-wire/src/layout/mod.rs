@@ -1,4 +1,4 @@
 //! The description of a layout, and its wire form.
 
 pub(crate) mod descriptor;
-mod form;
+mod encoding;

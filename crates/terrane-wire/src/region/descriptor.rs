@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use terrane_core::{BackendName, ByteCount, RemoteSpace};
 
-use super::form::{read_region, write_region};
+use super::encoding::{read_region, write_region};
 use crate::error::WireError;
 use crate::frame::input::{check_canonical, check_set};
 use crate::frame::{self, Content};
@@ -109,8 +109,8 @@ impl RegionDescriptor {
     ///
     /// [`WireError`] names the first error in the bytes.
     pub fn decode(bytes: &[u8], limits: &WireLimits) -> Result<Self, WireError> {
-        let opened = frame::open(Content::Region, bytes, limits)?;
-        let region = read_region(&opened, limits)?;
+        let payload = frame::open(Content::Region, bytes, limits)?;
+        let region = read_region(&payload, limits)?;
         region.check()?;
         check_canonical(bytes, &region.encode()?)?;
         Ok(region)

@@ -1,4 +1,4 @@
 //! The description of one region, and its wire form.
 
 pub(crate) mod descriptor;
-mod form;
+mod encoding;

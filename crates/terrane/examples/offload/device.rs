@@ -142,14 +142,14 @@ impl PieceAccess for Image {
 }
 
 /// Contiguous memory on both sides, to measure the limit of the bus.
-pub struct Wire {
+pub struct BusLimit {
     stream: Stream,
     on_device: <DeviceAllocator as Allocate>::Memory,
     pinned: <PinnedAllocator as Allocate>::Memory,
     bytes: ByteCount,
 }
 
-impl Wire {
+impl BusLimit {
     pub fn new(gpu: &Gpu, bytes: ByteCount) -> Result<Self, Failure> {
         let request = RegionRequest::new(bytes).labelled("limit");
         Ok(Self {

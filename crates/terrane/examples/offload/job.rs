@@ -16,7 +16,7 @@ use terrane_testkit::random::Seeded;
 
 use crate::cli::Options;
 use crate::console::Console;
-use crate::device::{Gpu, Wire};
+use crate::device::{BusLimit, Gpu};
 use crate::failure::Failure;
 use crate::limits::{Limit, Limits, Setup};
 use crate::machine;
@@ -244,7 +244,7 @@ impl<'a> Job<'a> {
                 threads: self.threads.get(),
                 queue: &self.disk_options.queue,
                 request: self.disk_options.request,
-                wire: self.gpu.as_ref().map(|gpu| Wire::new(gpu, bytes)).transpose()?,
+                bus: self.gpu.as_ref().map(|gpu| BusLimit::new(gpu, bytes)).transpose()?,
             };
             let limits = Limits::new(bytes, &self.memory, self.disk.directory(), setup)?;
             let memory = &self.memory;

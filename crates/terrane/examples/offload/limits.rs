@@ -12,7 +12,7 @@ use terrane::storage::{
     SystemAllocator, SystemMemory,
 };
 
-use crate::device::Wire;
+use crate::device::BusLimit;
 use crate::failure::Failure;
 
 /// Two contiguous buffers and a file, each as large as the bytes of a hop.
@@ -25,7 +25,7 @@ pub struct Limits {
     file: DiskFile,
     request: ByteCount,
     threads: usize,
-    wire: Option<Wire>,
+    bus: Option<BusLimit>,
 }
 
 /// The kind and direction of a limit.
@@ -43,7 +43,7 @@ pub struct Setup<'a> {
     pub threads: usize,
     pub queue: &'a IoQueueOptions,
     pub request: ByteCount,
-    pub wire: Option<Wire>,
+    pub bus: Option<BusLimit>,
 }
 
 impl Limits {
@@ -60,12 +60,12 @@ impl Limits {
             let (from, to) = (buffer()?, buffer()?);
             let queue = IoQueue::new(setup.queue)?;
             let (request, threads) = (setup.request, setup.threads);
-            Ok(Self { queue, from, to, file, request, threads, wire: None })
+            Ok(Self { queue, from, to, file, request, threads, bus: None })
         };
         let mut limits = make().map_err(Failure::Limit)?;
         // The first pass, over blocks that are only reserved, does not count.
         limits.measure(Limit::DiskWrite)?;
-        limits.wire = setup.wire;
+        limits.bus = setup.bus;
         Ok(limits)
     }
 
@@ -76,8 +76,8 @@ impl Limits {
             Limit::DiskWrite | Limit::DiskRead => self.transfer(limit).map_err(Failure::Limit),
             Limit::ToHost | Limit::ToDevice => {
                 let begin = Instant::now();
-                if let Some(wire) = &self.wire {
-                    wire.copy(limit == Limit::ToDevice)?;
+                if let Some(bus) = &self.bus {
+                    bus.copy(limit == Limit::ToDevice)?;
                 }
                 Ok(begin.elapsed())
             }

@@ -9,7 +9,7 @@ use crate::cli::{Mode, Options};
 use crate::failure::Failure;
 use crate::models;
 use crate::moves::{Measured, Move};
-use crate::tier::Side;
+use crate::tier::LocalAgent;
 
 /// The result of decode's check.
 #[derive(Debug, Serialize, Deserialize)]
@@ -24,19 +24,19 @@ pub struct Verdict {
 pub fn run(options: &Options) -> Result<(), Failure> {
     let model = models::load(&options.model, options.tensor_parallel)?;
     let mut channel = Channel::new(io::stdin().lock(), io::stdout().lock());
-    let side = Side::new(options)?;
+    let local = LocalAgent::new(options)?;
     for job in Move::all(options, &model)? {
-        let tier = side.allocate(job.config)?;
+        let tier = local.allocate(job.config)?;
         tier.fill(&job.poison)?;
         let measured = match options.mode {
             Mode::Write => {
-                channel.send(&side.agent.export(tier.endpoint.layout())?)?;
-                job.wait_for_arrival(options, &side)?;
+                channel.send(&local.agent.export(tier.endpoint.layout())?)?;
+                job.wait_for_arrival(options, &local)?;
                 None
             }
             Mode::Read => {
-                let prefill = side.agent.import(&channel.receive()?)?;
-                Some(job.make(options, &side, prefill.endpoint(), &tier.endpoint)?)
+                let prefill = local.agent.import(&channel.receive()?)?;
+                Some(job.run_rounds(options, &local, prefill.endpoint(), &tier.endpoint)?)
             }
         };
         let (moved, layers) = (0..job.layers, job.config.num_layers());
@@ -45,7 +45,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         let (to, rest) = (&job.destination, job.layers..layers);
         let untouched = [
             tier.verify(&job.poison, to, to, rest)?,
-            tier.verify(&job.poison, &job.others, &job.others, 0..layers)?,
+            tier.verify(&job.poison, &job.untouched_blocks, &job.untouched_blocks, 0..layers)?,
         ];
         let all = || untouched.iter().chain([&arrived]);
         channel.send_json(&Verdict {

@@ -13,7 +13,7 @@ use terrane_testkit::random::Seeded;
 use crate::cli::{MemoryTier, Options};
 use crate::failure::Failure;
 use crate::models::Model;
-use crate::tier::Side;
+use crate::tier::LocalAgent;
 
 /// The number of bytes that are moved by default.
 const DEFAULT_BYTES: u64 = 128 << 20;
@@ -31,7 +31,7 @@ pub struct Move {
     pub source: Vec<u32>,
     pub destination: Vec<u32>,
     /// The blocks of decode that no process writes.
-    pub others: Vec<u32>,
+    pub untouched_blocks: Vec<u32>,
     pub layers: u32,
     pub computed: Pattern,
     /// The content of decode's memory before the transfer.
@@ -92,7 +92,7 @@ impl Move {
         let (mut source, mut destination) = (draw(), draw());
         let moved = usize::try_from(blocks).map_err(|_| Failure::TooManyIds { blocks })?;
         source.truncate(moved);
-        let others = destination.split_off(moved);
+        let untouched_blocks = destination.split_off(moved);
         let mut name = model.name.clone();
         if is_one_of_many {
             name.push_str(&format!(", {}", group.kind()));
@@ -104,7 +104,7 @@ impl Move {
             config,
             source,
             destination,
-            others,
+            untouched_blocks,
             layers,
             computed: Pattern::new(options.seed),
             poison: Pattern::new(!options.seed),
@@ -112,14 +112,14 @@ impl Move {
     }
 
     /// Executes the requested number of transfers, each with a notification.
-    pub fn make(
+    pub fn run_rounds(
         &self,
         options: &Options,
-        side: &Side,
+        local: &LocalAgent,
         from: &Endpoint,
         to: &Endpoint,
     ) -> Result<Measured, Failure> {
-        let engine = NixlEngine::new(&side.agent, NixlEngineOptions::default())?;
+        let engine = NixlEngine::new(&local.agent, NixlEngineOptions::default())?;
         let manager = TransferManager::new([std::sync::Arc::new(engine) as _]);
         let mut reports: Vec<(f64, Report)> = Vec::new();
         for round in 0..options.rounds {
@@ -150,12 +150,12 @@ impl Move {
     }
 
     /// Waits until the other process has notified this one of the end of each round.
-    pub fn wait_for_arrival(&self, options: &Options, side: &Side) -> Result<(), Failure> {
+    pub fn wait_for_arrival(&self, options: &Options, local: &LocalAgent) -> Result<(), Failure> {
         let deadline = Instant::now() + PEER_TIMEOUT;
         let mut missing: Vec<Vec<u8>> =
             (0..options.rounds).map(|round| message(&self.name, round)).collect();
         while !missing.is_empty() {
-            let notifications = side.agent.wait_for_notifications(deadline)?;
+            let notifications = local.agent.wait_for_notifications(deadline)?;
             if notifications.is_empty() {
                 return Err(Failure::NoNotification);
             }

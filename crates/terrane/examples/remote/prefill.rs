@@ -10,15 +10,15 @@ use crate::failure::Failure;
 use crate::models;
 use crate::moves::{Measured, Move};
 use crate::report::{self, Line};
-use crate::tier::Side;
+use crate::tier::LocalAgent;
 
 /// Starts decode, moves the blocks of each group of the model, and prints the results.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let model = models::load(&options.model, options.tensor_parallel)?;
     let jobs = Move::all(options, &model)?;
-    let side = Side::new(options)?;
+    let local = LocalAgent::new(options)?;
     let mut decode = Decode::start()?;
-    let moved = jobs.iter().map(|job| move_blocks(options, job, &side, &mut decode.channel));
+    let moved = jobs.iter().map(|job| move_blocks(options, job, &local, &mut decode.channel));
     let lines: Vec<Line> = match moved.collect() {
         Ok(lines) => lines,
         // If the other process has ended, its failure is the cause.
@@ -35,20 +35,20 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 fn move_blocks(
     options: &Options,
     job: &Move,
-    side: &Side,
+    local: &LocalAgent,
     channel: &mut Channel<ChildStdout, ChildStdin>,
 ) -> Result<Line, Failure> {
-    let tier = side.allocate(job.config)?;
+    let tier = local.allocate(job.config)?;
     tier.fill(&job.computed)?;
     let mine = match options.mode {
         Mode::Write => {
-            let decode = side.agent.import(&channel.receive()?)?;
-            Some(job.make(options, side, &tier.endpoint, decode.endpoint())?)
+            let decode = local.agent.import(&channel.receive()?)?;
+            Some(job.run_rounds(options, local, &tier.endpoint, decode.endpoint())?)
         }
         Mode::Read => {
-            channel.send(&side.agent.export(tier.endpoint.layout())?)?;
+            channel.send(&local.agent.export(tier.endpoint.layout())?)?;
             // The blocks must not be used for anything else until then.
-            job.wait_for_arrival(options, side)?;
+            job.wait_for_arrival(options, local)?;
             None
         }
     };

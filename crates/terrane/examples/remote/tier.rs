@@ -21,7 +21,7 @@ use crate::failure::Failure;
 const KIND: LayoutKind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
 
 /// The NIXL agent of one process, and the device of its blocks, if it has one.
-pub struct Side {
+pub struct LocalAgent {
     pub agent: Agent,
     tier: MemoryTier,
     gpu: Option<Context>,
@@ -40,7 +40,7 @@ struct Image {
     manager: TransferManager,
 }
 
-impl Side {
+impl LocalAgent {
     /// Creates the agent of this process. NIXL also measures the times of its transfers.
     pub fn new(options: &Options) -> Result<Self, Failure> {
         find_nixl()?;

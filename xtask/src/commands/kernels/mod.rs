@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::command::Tool;
-use crate::kernels::{judge, stamped};
+use crate::kernels::{check_stamp, stamped};
 use crate::pypi::{self, Wheels};
 use crate::tidy;
 use crate::workspace::Workspace;
@@ -81,7 +81,7 @@ fn without_unused(ptx: &str) -> String {
 }
 
 fn check(source: &Path) -> Result<()> {
-    if let Err(reason) = judge(&read(source)?, &read(&source.with_extension("ptx"))?) {
+    if let Err(reason) = check_stamp(&read(source)?, &read(&source.with_extension("ptx"))?) {
         bail!("{}: {reason}", source.display());
     }
     println!("{}: its PTX was made of it", source.display());

@@ -64,8 +64,8 @@ enum Suite {
     Movers {
         #[command(flatten)]
         options: Options,
-        /// The Python interpreter for the PyTorch methods [default: python3; the current interpreter in the Python
-        /// package]
+        /// The Python interpreter for the PyTorch methods [default: python3; the current
+        /// interpreter in the Python package]
         #[arg(long, value_name = "PROGRAM")]
         python: Option<OsString>,
     },

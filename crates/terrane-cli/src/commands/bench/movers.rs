@@ -47,9 +47,9 @@ pub(super) fn movers(
                     report.not_measured.push(NotMeasured { case, reason });
                     continue;
                 }
-                let ours = || bus.pass(to_host);
+                let pass = || bus.pass(to_host);
                 let (time, limit) =
-                    times_interleaved(options.passes, ours, || limit.contiguous(to_host))?;
+                    times_interleaved(options.passes, pass, || limit.contiguous(to_host))?;
                 report.cases.push(Case::rate(case, shape.bytes(), time, ("one copy", limit)));
             }
         }
@@ -59,8 +59,8 @@ pub(super) fn movers(
     Ok(report)
 }
 
-/// The reason why a path is not available: a driver without batched copies, or without kernels. Other errors end the
-/// suite.
+/// The reason why a path is not available: a driver without batched copies, or without kernels.
+/// Other errors end the suite.
 fn not_available(error: Failure) -> Result<String, Failure> {
     match error {
         Failure::Transfer(error @ TransferError::NoEngine { .. }) => {
@@ -70,8 +70,8 @@ fn not_available(error: Failure) -> Result<String, Failure> {
     }
 }
 
-/// Adds the PyTorch methods. They run in a separate process with its own limit. The memory of the other methods is
-/// free by now.
+/// Adds the PyTorch methods. They run in a separate process with its own limit. The memory of the
+/// other methods is free by now.
 fn add_pytorch(report: &mut Report, group: &str, shape: &Shape, python: &OsStr) {
     let measured = match pytorch::run(python, shape, report.passes, "cuda:0") {
         Ok(measured) => measured,

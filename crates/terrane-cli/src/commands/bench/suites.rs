@@ -109,13 +109,13 @@ type HostPass = fn(&mut HostCase) -> Result<f64, Failure>;
 fn compare(
     options: &Options,
     case: &mut HostCase,
-    ours: HostPass,
+    pass: HostPass,
     limit: HostPass,
 ) -> Result<(Spread, Spread), Failure> {
     let shared = std::cell::RefCell::new(case);
     times_interleaved(
         options.passes,
-        || ours(&mut shared.borrow_mut()),
+        || pass(&mut shared.borrow_mut()),
         || limit(&mut shared.borrow_mut()),
     )
 }
@@ -133,7 +133,8 @@ pub(super) fn disk(
         progress.case(&format!("{}: writing the file", group.kind));
         let mut case = DiskCase::new(&shape, directory, depth)?;
         report.notes.push(format!("{}: {}", group.kind, case.engine_path()?));
-        // The first passes write blocks that are only reserved, and let the engine measure its paths.
+        // The first passes write blocks that are only reserved, and let the engine measure its
+        // paths.
         for is_write in [true, false, true, false] {
             case.pass(is_write)?;
         }
@@ -142,19 +143,19 @@ pub(super) fn disk(
             progress.case(&name);
             let bytes = shape.bytes();
             let shared = std::cell::RefCell::new(&mut case);
-            let ours = || shared.borrow_mut().pass(is_write);
+            let pass = || shared.borrow_mut().pass(is_write);
             let raw = || shared.borrow().raw(is_write);
-            let (ours, raw) = times_interleaved(options.passes, ours, raw)?;
+            let (measured, raw) = times_interleaved(options.passes, pass, raw)?;
             // fio needs a second to start, so only a few passes are run.
             let fio = (0..options.passes.min(3)).map(|_| shared.borrow().fio(is_write));
             let fio = fio.collect::<Result<Vec<f64>, String>>();
             let missing = fio.as_ref().err().map(|reason| format!("raw loop ({reason})"));
             let limit_name = missing.as_deref().unwrap_or("raw loop");
-            report.cases.push(Case::rate(&name, bytes, ours, (limit_name, raw)));
+            report.cases.push(Case::rate(&name, bytes, measured, (limit_name, raw)));
             if let Ok(rates) = fio {
                 let limit = Spread::of(rates.iter().map(|rate| bytes as f64 / rate).collect());
                 let compared = format!("{name}, compared with fio");
-                report.cases.push(Case::rate(compared, bytes, ours, ("fio", limit)));
+                report.cases.push(Case::rate(compared, bytes, measured, ("fio", limit)));
             }
             let one = times(options.passes, || shared.borrow_mut().one_block(is_write))?;
             report.cases.push(Case::time(
@@ -216,12 +217,12 @@ pub(super) fn gpu(options: &Options, progress: &mut Progress) -> Result<Report, 
         for (to_host, word) in [(true, "device to pinned"), (false, "pinned to device")] {
             let name = format!("{}: {word}", group.kind);
             progress.case(&name);
-            let (ours, limit) = times_interleaved(
+            let (measured, limit) = times_interleaved(
                 options.passes,
                 || bus.pass(to_host),
                 || bus.contiguous(to_host),
             )?;
-            report.cases.push(Case::rate(&name, shape.bytes(), ours, ("one copy", limit)));
+            report.cases.push(Case::rate(&name, shape.bytes(), measured, ("one copy", limit)));
             report.notes.push(format!("{name}: {}", bus.explained(to_host)?));
             let one = times(options.passes, || bus.one_block(to_host))?;
             report.cases.push(Case::time(

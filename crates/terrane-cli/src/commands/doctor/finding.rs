@@ -60,8 +60,8 @@ impl Finding {
         Self { subject: Some(subject.into()), ..self }
     }
 
-    /// The findings from a report of capabilities. `name` returns the key and the remedy of a relevant
-    /// one.
+    /// The findings from a report of capabilities. `name` returns the key and the remedy of a
+    /// relevant one.
     pub(crate) fn of_report(
         report: &CapabilityReport,
         name: impl Fn(&terrane_core::Capability) -> Option<(&'static str, &'static str)>,

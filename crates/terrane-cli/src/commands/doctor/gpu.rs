@@ -1,4 +1,5 @@
-//! Examines the driver and its devices. It runs in a child process, because a driver may hang or crash.
+//! Examines the driver and its devices. It runs in a child process, because a driver may hang or
+//! crash.
 
 use std::fs;
 use std::path::Path;
@@ -11,17 +12,20 @@ use terrane_cuda::{
 use terrane_plan::DeviceFacts;
 use terrane_storage::NumaTopology;
 
-use super::answer::Answer;
 use super::finding::{Finding, Status};
+use super::probe::ProbeResult;
 
-/// Probes the driver. With `contexts`, also probes features that need a context on each device: kernels and pinned
-/// memory.
-pub(crate) fn probe(contexts: bool) -> Answer {
+/// Probes the driver. With `contexts`, also probes features that need a context on each device:
+/// kernels and pinned memory.
+pub(crate) fn probe(contexts: bool) -> ProbeResult {
     let begun = Instant::now();
     let availability = match terrane_cuda::probe() {
         Ok(availability) => availability,
         Err(error) => {
-            return Answer { findings: vec![unavailable("gpu", &error)], ..Answer::default() };
+            return ProbeResult {
+                findings: vec![unavailable("gpu", &error)],
+                ..ProbeResult::default()
+            };
         }
     };
     let mut findings =
@@ -43,11 +47,11 @@ pub(crate) fn probe(contexts: bool) -> Answer {
         memory_bytes: device.memory.get(),
         memory_bytes_per_second: None,
     });
-    Answer {
+    ProbeResult {
         findings,
         device: first,
         start_seconds: Some(begun.elapsed().as_secs_f64()),
-        ..Answer::default()
+        ..ProbeResult::default()
     }
 }
 

@@ -144,7 +144,8 @@ fn processors() -> Finding {
     Finding::granted("processors", format!("{count} that this process may use"))
 }
 
-/// The limits of the container or service, if it has less memory or processor time than the machine.
+/// The limits of the container or service, if it has less memory or processor time than the
+/// machine.
 fn control_group() -> Finding {
     let limits = ControlGroupLimits::read();
     // The kernel's list of processors, which a limit on processor time does not change.

@@ -9,8 +9,8 @@ use terrane_layout::{ElementFormat, LayoutConfig};
 use terrane_plan::{CopyCost, Rates};
 use terrane_storage::available_memory;
 
-use super::answer::{Answer, Measured, ask_within};
 use super::finding::Finding;
+use super::probe::{Measured, ProbeResult, probe_in_child_within};
 use crate::error::Failure;
 use crate::measure::bus::Bus;
 use crate::measure::disk::DiskCase;
@@ -24,7 +24,8 @@ const PASSES: u32 = 3;
 /// The requests in flight to a disk.
 const DEPTH: u32 = 32;
 
-/// The time limit of the child process that measures the bus. Creating contexts takes a second or two.
+/// The time limit of the child process that measures the bus. Creating contexts takes a second or
+/// two.
 const BUS_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Blocks of 2 MiB in 32 layers with K and V, as in Llama 3.1 8B.
@@ -69,21 +70,24 @@ pub(crate) fn all(directories: &[PathBuf], size: ByteCount, restart: &Restart) -
             Err(error) => rows.extend(row("disk-write", Some(&subject), || Err(error))),
         }
     }
-    let answer =
-        ask_within(restart, &["gpu-measure", "--size", &size.get().to_string()], BUS_TIMEOUT);
-    if answer.measured.is_empty() {
-        let reason = answer.findings.into_iter().next().map(|finding| finding.detail);
+    let result = probe_in_child_within(
+        restart,
+        &["gpu-measure", "--size", &size.get().to_string()],
+        BUS_TIMEOUT,
+    );
+    if result.measured.is_empty() {
+        let reason = result.findings.into_iter().next().map(|finding| finding.detail);
         rows.push(Measured { error: reason, ..Measured::of("bus", None) });
     }
-    rows.extend(answer.measured);
+    rows.extend(result.measured);
     rows
 }
 
 /// Measures the bus, in the child process.
-pub(crate) fn device(size: ByteCount) -> Answer {
+pub(crate) fn device(size: ByteCount) -> ProbeResult {
     if let Err(error) = terrane_cuda::probe() {
         let findings = vec![Finding::refused("gpu", error.to_string(), "plan without it")];
-        return Answer { findings, ..Answer::default() };
+        return ProbeResult { findings, ..ProbeResult::default() };
     }
     let bus = shape(size).and_then(|shape| Ok((Bus::new(&shape, None)?, shape)));
     let measured = match bus {
@@ -109,7 +113,7 @@ pub(crate) fn device(size: ByteCount) -> Answer {
         }
         Err(error) => row("to-host", Some("device 0"), || Err(error)),
     };
-    Answer { measured, ..Answer::default() }
+    ProbeResult { measured, ..ProbeResult::default() }
 }
 
 /// Copies until an idle device has raised its clocks.
@@ -139,8 +143,8 @@ impl Cost {
         Self { bytes, seconds, rate: bytes as f64 / seconds, fixed: 0.0 }
     }
 
-    /// The cost from two measurements. The fixed part is at most a share of the larger time. If the larger
-    /// measurement was not slower than the smaller one, its whole time counts as the rate.
+    /// The cost from two measurements. The fixed part is at most a share of the larger time. If the
+    /// larger measurement was not slower than the smaller one, its whole time counts as the rate.
     fn of_two(smaller: (u64, Spread), many: (u64, Spread), largest_share: f64) -> Self {
         let one = Self::of_one(many);
         let slope = (one.seconds - smaller.1.median) / many.0.saturating_sub(smaller.0) as f64;
@@ -153,16 +157,17 @@ impl Cost {
     }
 }
 
-/// The cost of copies: of all blocks, and of a quarter of them with the same number of requests in flight. If a
-/// quarter of the blocks is fewer than `least`, requests would be unused, and only all blocks are measured.
+/// The cost of copies: of all blocks, and of a quarter of them with the same number of requests in
+/// flight. If a quarter of the blocks is fewer than `least`, requests would be unused, and only all
+/// blocks are measured.
 fn copies(
     blocks: u32,
     block_bytes: u64,
     least: u32,
     pass: impl FnMut(u32) -> Result<f64, Failure>,
 ) -> Result<Cost, Failure> {
-    /// Times of few passes are noisy. With this limit, the rate is at most 5 % above the bytes per second of all
-    /// blocks. Predictions for more blocks are at most 5 % too low.
+    /// Times of few passes are noisy. With this limit, the rate is at most 5 % above the bytes per
+    /// second of all blocks. Predictions for more blocks are at most 5 % too low.
     const LARGEST_SHARE: f64 = 1.0 / 21.0;
     let bytes = |blocks: u32| u64::from(blocks).saturating_mul(block_bytes);
     let pass = RefCell::new(pass);
@@ -175,8 +180,8 @@ fn copies(
     Ok(Cost::of_two((bytes(quarter), smaller), (bytes(blocks), all), LARGEST_SHARE))
 }
 
-/// The cost of preparing memory. The fixed part is a large share of a short preparation. So a second size, of two to
-/// eight times the bytes, separates the fixed part from the rate.
+/// The cost of preparing memory. The fixed part is a large share of a short preparation. So a
+/// second size, of two to eight times the bytes, separates the fixed part from the rate.
 fn preparation(
     size: ByteCount,
     free: Option<ByteCount>,
@@ -197,7 +202,8 @@ fn preparation(
     let many = size.get().saturating_mul(factor);
     // No further pass is discarded: the first pass with the smaller size was.
     let passes = (0..PASSES).map(|_| seconds(ByteCount::new(many)));
-    // The larger size may exceed an unknown limit, such as that of locked memory. Then only the smaller size counts.
+    // The larger size may exceed an unknown limit, such as that of locked memory. Then only the
+    // smaller size counts.
     Ok(match passes.collect::<Result<Vec<f64>, Failure>>() {
         Ok(passes) => Cost::of_two(smaller, (many, Spread::of(passes)), LARGEST_SHARE),
         Err(_) => Cost::of_one(smaller),
@@ -310,7 +316,8 @@ mod tests {
                 assert_eq!((cost.bytes, cost.seconds), (bytes, elapsed));
             }
         }
-        // 16 blocks are fewer than the requests in flight, so no other number of blocks is comparable.
+        // 16 blocks are fewer than the requests in flight, so no other number of blocks is
+        // comparable.
         let costs = copies(16, BLOCK, DEPTH, disk).unwrap();
         assert_eq!((costs.rate, costs.fixed), ((16 * BLOCK) as f64 / 0.012, 0.0));
         // If the times are on a line, its fixed part is found.

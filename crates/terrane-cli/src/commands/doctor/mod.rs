@@ -1,13 +1,13 @@
 //! `terrane doctor`.
 
-mod answer;
 mod directory;
 mod finding;
 mod gpu;
-pub(crate) mod here;
 mod host;
 mod measure;
 mod nixl;
+mod probe;
+pub(crate) mod this_machine;
 
 use std::path::PathBuf;
 use std::thread;
@@ -22,8 +22,8 @@ use crate::error::{ExitStatus, Failure};
 use crate::output::Output;
 use crate::restart::Restart;
 use crate::table::{duration, wrap};
-use answer::{Answer, Measured, ask};
 use finding::{Finding, Status};
+use probe::{Measured, ProbeResult, probe_in_child};
 
 /// The arguments of `terrane doctor`.
 #[derive(Args, Debug)]
@@ -92,7 +92,7 @@ pub(crate) fn run(
     output: &mut Output<'_>,
 ) -> Result<ExitStatus, Failure> {
     if let Some(probe) = &arguments.probe {
-        output.json(&answer(probe, arguments.size)?)?;
+        output.json(&run_probe(probe, arguments.size)?)?;
         return Ok(ExitStatus::Success);
     }
     let mut report = examine(arguments, restart);
@@ -100,7 +100,7 @@ pub(crate) fn run(
         report.measured = measure::all(&arguments.directories, arguments.size, restart);
     }
     if let Some(file) = &arguments.machine_file {
-        let mut machine = here::machine(restart, &arguments.directories);
+        let mut machine = this_machine::facts(restart, &arguments.directories);
         machine.rates = measure::rates(&report.measured);
         crate::commands::files::write(file, &format!("{}\n", machine.to_json()?))?;
     }
@@ -113,7 +113,7 @@ pub(crate) fn run(
     if missing.is_empty() {
         return Ok(ExitStatus::Success);
     }
-    output.complain(&format!("terrane: required and not granted: {}", missing.join(", ")));
+    output.error_line(&format!("terrane: required and not granted: {}", missing.join(", ")));
     Ok(ExitStatus::Missing)
 }
 
@@ -121,9 +121,10 @@ fn examine(arguments: &Arguments, restart: &Restart) -> Report {
     let begun = Instant::now();
     // The driver and NIXL take most of the time, so they start first and run in parallel.
     let (gpu, nixl, mut findings) = thread::scope(|scope| {
-        let gpu = scope.spawn(|| ask(restart, "gpu"));
-        let nixl = scope
-            .spawn(|| if cfg!(feature = "nixl") { ask(restart, "nixl") } else { nixl::probe() });
+        let gpu = scope.spawn(|| probe_in_child(restart, "gpu"));
+        let nixl = scope.spawn(|| {
+            if cfg!(feature = "nixl") { probe_in_child(restart, "nixl") } else { nixl::probe() }
+        });
         let mut findings = host::findings();
         for directory in &arguments.directories {
             findings.extend(directory::findings(directory));
@@ -145,7 +146,7 @@ fn examine(arguments: &Arguments, restart: &Restart) -> Report {
 }
 
 /// Runs a probe in this process.
-fn answer(probe: &str, size: ByteCount) -> Result<Answer, Failure> {
+fn run_probe(probe: &str, size: ByteCount) -> Result<ProbeResult, Failure> {
     match probe {
         "gpu" => Ok(gpu::probe(true)),
         "gpu-facts" => Ok(gpu::probe(false)),

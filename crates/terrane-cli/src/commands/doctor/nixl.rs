@@ -1,10 +1,10 @@
 //! Examines NIXL and its plugins. It runs in a child process, because a plugin may hang or crash.
 
-use super::answer::Answer;
+use super::probe::ProbeResult;
 
 /// Probes NIXL, if this program is built with it.
 #[cfg(feature = "nixl")]
-pub(crate) fn probe() -> Answer {
+pub(crate) fn probe() -> ProbeResult {
     use std::time::Instant;
 
     use super::finding::Finding;
@@ -16,7 +16,7 @@ pub(crate) fn probe() -> Answer {
             let remedy = "pip install nixl-cu12==1.5.1, and set LD_LIBRARY_PATH to the folder of \
                           libnixl_capi.so";
             let findings = vec![Finding::refused("nixl", error.to_string(), remedy)];
-            return Answer { findings, ..Answer::default() };
+            return ProbeResult { findings, ..ProbeResult::default() };
         }
     };
     let version = installation.package_version();
@@ -35,15 +35,19 @@ pub(crate) fn probe() -> Answer {
         };
         findings.push(finding.about(plugin.name().to_string()));
     }
-    Answer { findings, start_seconds: Some(begun.elapsed().as_secs_f64()), ..Answer::default() }
+    ProbeResult {
+        findings,
+        start_seconds: Some(begun.elapsed().as_secs_f64()),
+        ..ProbeResult::default()
+    }
 }
 
 /// Reports that this program is built without NIXL.
 #[cfg(not(feature = "nixl"))]
-pub(crate) fn probe() -> Answer {
+pub(crate) fn probe() -> ProbeResult {
     use super::finding::Finding;
 
     let remedy = "in a checkout, run cargo run -p terrane-cli --features nixl -- doctor";
     let findings = vec![Finding::refused("nixl", "built without NIXL", remedy)];
-    Answer { findings, ..Answer::default() }
+    ProbeResult { findings, ..ProbeResult::default() }
 }

@@ -11,7 +11,7 @@ use terrane_plan::{
     DiskSpace, Machine, Model, Plan, PlanRequest, Trace, published_machines, published_models,
 };
 
-use crate::commands::doctor::here;
+use crate::commands::doctor::this_machine;
 use crate::commands::files;
 use crate::commands::model::ModelArguments;
 use crate::commands::sizes::{count, size};
@@ -109,7 +109,7 @@ fn request(arguments: &Arguments, restart: &Restart) -> Result<PlanRequest, Fail
         Some(name) => Some(machine(name)?),
         None if arguments.here => {
             let directories = arguments.disk.iter().map(|disk| PathBuf::from(&disk.directory));
-            Some(here::machine(restart, &directories.collect::<Vec<_>>()))
+            Some(this_machine::facts(restart, &directories.collect::<Vec<_>>()))
         }
         None => None,
     };

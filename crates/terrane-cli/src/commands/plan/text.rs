@@ -32,8 +32,8 @@ pub(super) fn ranks(count: u32) -> String {
     if count == 1 { "1 rank".to_owned() } else { format!("{count} tensor-parallel ranks") }
 }
 
-/// The command of an engine, with an option on each line. Lines end with a backslash, so that a shell reads one
-/// command.
+/// The command of an engine, with an option on each line. Lines end with a backslash, so that a
+/// shell reads one command.
 pub(super) fn command(options: &EngineOptions) -> String {
     options.command.replace(" --", " \\\n    --")
 }

@@ -18,8 +18,8 @@ pub(super) struct Watched {
 
 const DAY: f64 = 86_400.0;
 
-/// Reads the records twice. A block that was written and removed in between does not count, so the result is a lower
-/// bound.
+/// Reads the records twice. A block that was written and removed in between does not count, so the
+/// result is a lower bound.
 pub(super) fn watch(directory: &Path, name: &str, time: Duration) -> Result<Watched, Failure> {
     let begun = Instant::now();
     let before = list(directory, name)?.as_of;

@@ -125,8 +125,8 @@ mod tests {
         write(1000);
         read(&source, &mut readings).unwrap();
         let rate: f64 = readings.sections()[0].rows[0][2].parse().unwrap();
-        // 1,000 hits in 200 ms or slightly more. If measured since the failed attempt, the rate would be a million
-        // per second.
+        // 1,000 hits in 200 ms or slightly more. If measured since the failed attempt, the rate
+        // would be a million per second.
         assert!(rate > 0.0 && rate <= 1000.0 / 0.2, "{rate}");
     }
 }

@@ -65,9 +65,9 @@ fn get(authority: &str, path: &str) -> Result<String, String> {
         "GET {path} HTTP/1.0\r\nHost: {authority}\r\nAccept: application/openmetrics-text, text/plain\r\n\r\n"
     );
     stream.write_all(request.as_bytes()).map_err(text)?;
-    let mut answer = String::new();
-    stream.take(MOST).read_to_string(&mut answer).map_err(text)?;
-    let (head, body) = answer
+    let mut response = String::new();
+    stream.take(MOST).read_to_string(&mut response).map_err(text)?;
+    let (head, body) = response
         .split_once("\r\n\r\n")
         .ok_or("the response is not HTTP; pass an endpoint of metrics")?;
     let status = head.lines().next().unwrap_or_default();

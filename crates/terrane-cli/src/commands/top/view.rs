@@ -24,8 +24,8 @@ pub(super) struct Section {
 const STORE: &str = "terrane_store_";
 
 impl Readings {
-    /// Adds a reading of this time. Rates cover the time since the previous successful reading, so failed attempts in
-    /// between do not shorten it.
+    /// Adds a reading of this time. Rates cover the time since the previous successful reading, so
+    /// failed attempts in between do not shorten it.
     pub(super) fn add(&mut self, samples: Vec<Sample>, at: Instant) {
         let before = std::mem::replace(&mut self.now, samples);
         if let Some(last) = self.at.replace(at)

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use terrane_layout::{Axis, AxisSteps, Geometry, Section};
 
-use crate::kernels::schedule::{Divisor, MOST};
+use crate::kernels::schedule::Divisor;
 use crate::kernels::sum_arguments::{
     MOST_LEVELS, MOST_SECTIONS, ROW_BYTES, SumLaunch, SumLevel, SumSection,
 };
@@ -29,10 +29,10 @@ pub(crate) struct SumShape {
 #[derive(Clone, Debug)]
 pub(crate) struct PieceOrder {
     pub(crate) section: Section,
-    /// From the start of the piece to its first byte.
-    pub(crate) skipped: u64,
+    /// The offset of the first of the tokens in the piece.
+    pub(crate) token_offset: u64,
     /// The bytes of the sections before it, in a layer or behind the last layer.
-    first: u64,
+    bytes_before: u64,
     /// The bytes of a unit, which are adjacent.
     unit: u64,
     /// The loops over the units, the innermost first.
@@ -40,10 +40,11 @@ pub(crate) struct PieceOrder {
     units: u64,
 }
 
+/// One loop over units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Level {
     count: u32,
-    first: u32,
+    first_index: u32,
     stride: u64,
 }
 
@@ -65,13 +66,13 @@ impl SumShape {
         let others = if layers.contains(&all.wrapping_sub(1)) { others } else { Vec::new() };
         let mut sections = Vec::with_capacity(layered.len() + others.len());
         let mut add = |group: &[&Section]| {
-            let mut first = 0_u64;
+            let mut bytes_before = 0_u64;
             for section in group {
-                let piece = PieceOrder::of(section, tokens, first)?;
-                first = first.checked_add(piece.bytes())?;
+                let piece = PieceOrder::of(section, tokens, bytes_before)?;
+                bytes_before = bytes_before.checked_add(piece.bytes())?;
                 sections.push(piece);
             }
-            Some(first)
+            Some(bytes_before)
         };
         let (layer_bytes, last) = (add(&layered)?, add(&others)?);
         let count = u64::from(layers.end.checked_sub(layers.start)?);
@@ -89,7 +90,7 @@ impl SumShape {
     pub(crate) fn width(&self, addresses: impl Iterator<Item = u64>) -> CopyWidth {
         let numbers = self.sections.iter().flat_map(|piece| {
             let strides = piece.levels.iter().map(|level| level.stride);
-            strides.chain([piece.first, piece.unit])
+            strides.chain([piece.bytes_before, piece.unit])
         });
         CopyWidth::of(numbers.chain(addresses).chain([self.layer_bytes, self.block_bytes]))
     }
@@ -97,7 +98,7 @@ impl SumShape {
     /// A launch for blocks of this shape, without addresses and pairs.
     pub(crate) fn launch(&self, width: CopyWidth) -> SumLaunch {
         // Exact, and below 2³¹: the width divides all of them.
-        let words = |bytes: u64| u32::try_from(bytes >> width.index()).unwrap_or(MOST);
+        let words = |bytes: u64| u32::try_from(bytes >> width.index()).unwrap_or(Divisor::MAX);
         let count = |number: usize| u32::try_from(number).unwrap_or(0);
         let layered_bytes = self.layer_bytes * u64::from(self.layer_count());
         let mut launch = SumLaunch {
@@ -111,13 +112,13 @@ impl SumShape {
         };
         for (to, piece) in launch.section.iter_mut().zip(&self.sections) {
             *to = SumSection {
-                first_word: words(piece.first),
+                first_word: words(piece.bytes_before),
                 levels: count(piece.levels.len()),
                 unit_words: Divisor::new(words(piece.unit)),
                 ..SumSection::default()
             };
             for (to, level) in to.level.iter_mut().zip(&piece.levels) {
-                let Level { count, first, stride } = *level;
+                let Level { count, first_index: first, stride } = *level;
                 *to = SumLevel { count: Divisor::new(count), first, stride };
             }
         }
@@ -126,7 +127,7 @@ impl SumShape {
 }
 
 impl PieceOrder {
-    fn of(section: &Section, tokens: &Range<u32>, first: u64) -> Option<Self> {
+    fn of(section: &Section, tokens: &Range<u32>, bytes_before: u64) -> Option<Self> {
         let [token, head, element] =
             [Axis::Token, Axis::Head, Axis::Element].map(|axis| section.steps(axis));
         // The place of a layer must not depend on the block.
@@ -141,19 +142,24 @@ impl PieceOrder {
         // A section that lacks the axis has the same bytes for any number of tokens.
         let tokens = if count > 1 { tokens.start..tokens.end.min(count) } else { 0..count };
         let copied = tokens.end.checked_sub(tokens.start)?;
-        let mut skipped = 0;
+        let mut token_offset = 0;
         if copied == count {
             add_axis(&mut levels, token);
         } else if token.outer().count == 1 || token.inner().count <= 1 {
-            skipped = token.place(tokens.start).offset;
+            token_offset = token.place(tokens.start).offset;
             let step = if token.outer().count == 1 { token.inner() } else { token.outer() };
-            levels.push(Level { count: copied, first: 0, stride: step.stride });
+            levels.push(Level { count: copied, first_index: 0, stride: step.stride });
         } else {
             let (inner, outer) = (token.inner(), token.outer());
-            levels.push(Level { count: inner.count, first: tokens.start, stride: inner.stride });
-            levels.push(Level { count: outer.count, first: 0, stride: outer.stride });
+            levels.push(Level {
+                count: inner.count,
+                first_index: tokens.start,
+                stride: inner.stride,
+            });
+            levels.push(Level { count: outer.count, first_index: 0, stride: outer.stride });
         }
-        let mut piece = Self { section: *section, skipped, first, unit: 0, levels, units: 0 };
+        let mut piece =
+            Self { section: *section, token_offset, bytes_before, unit: 0, levels, units: 0 };
         let of_head = [element, head].map(AxisSteps::count).into_iter();
         let mut all = of_head.chain([copied.into()]);
         let bytes = all.try_fold(u64::from(section.shape().element_bytes), u64::checked_mul)?;
@@ -172,9 +178,9 @@ impl PieceOrder {
         self.unit = element_bytes;
         let levels = std::mem::take(&mut self.levels);
         for level in levels {
-            let is_joined = self.levels.is_empty() && level.first == 0;
+            let is_joined = self.levels.is_empty() && level.first_index == 0;
             match self.levels.last_mut() {
-                _ if level.count == 1 && level.first == 0 => {}
+                _ if level.count == 1 && level.first_index == 0 => {}
                 _ if is_joined && level.stride == self.unit => self.unit *= u64::from(level.count),
                 Some(last) if last.spans(&level) => last.count *= level.count,
                 _ => self.levels.push(level),
@@ -186,17 +192,17 @@ impl PieceOrder {
 impl Level {
     /// Whether the loop around this one continues it.
     fn spans(&self, outer: &Self) -> bool {
-        self.first == 0
-            && outer.first == 0
+        self.first_index == 0
+            && outer.first_index == 0
             && self.stride.checked_mul(self.count.into()) == Some(outer.stride)
-            && self.count.checked_mul(outer.count).is_some_and(|count| count <= MOST)
+            && self.count.checked_mul(outer.count).is_some_and(|count| count <= Divisor::MAX)
     }
 }
 
 fn add_axis(levels: &mut Vec<Level>, steps: &AxisSteps) {
     for step in [steps.inner(), steps.outer()] {
         if step.count > 1 {
-            levels.push(Level { count: step.count, first: 0, stride: step.stride });
+            levels.push(Level { count: step.count, first_index: 0, stride: step.stride });
         }
     }
 }
@@ -217,13 +223,13 @@ mod tests {
         } else {
             (0, byte - layered, &shape.sections[shape.layered..])
         };
-        let piece = sections.iter().rfind(|piece| piece.first <= byte).unwrap();
+        let piece = sections.iter().rfind(|piece| piece.bytes_before <= byte).unwrap();
         let begin = piece.section.begin(block, layer);
         let (mut number, within) =
-            ((byte - piece.first) / piece.unit, (byte - piece.first) % piece.unit);
-        let mut offset = begin.offset + piece.skipped + within;
+            ((byte - piece.bytes_before) / piece.unit, (byte - piece.bytes_before) % piece.unit);
+        let mut offset = begin.offset + piece.token_offset + within;
         for level in &piece.levels {
-            number += u64::from(level.first);
+            number += u64::from(level.first_index);
             offset += number % u64::from(level.count) * level.stride;
             number /= u64::from(level.count);
         }

@@ -104,7 +104,7 @@ impl SumTables {
         factors.extend(&mut numbers, segmentation.bytes, counts.segments);
         let place = |piece: &PieceOrder, [block, layer]: [u32; 2]| {
             let RegionOffset { region, offset } = piece.section.begin(block, layer);
-            mapping.copy_address(region, offset.checked_add(piece.skipped)?)
+            mapping.copy_address(region, offset.checked_add(piece.token_offset)?)
         };
         for piece in &shape.sections {
             let first = place(piece, [0, 0])?;
@@ -157,6 +157,6 @@ impl SumTables {
 
     /// The most pairs of one launch, which counts their segments in 31 bits.
     pub(crate) fn most_pairs(&self) -> u32 {
-        (crate::kernels::schedule::MOST / self.segmentation.count.max(1)).max(1)
+        (Divisor::MAX / self.segmentation.count.max(1)).max(1)
     }
 }

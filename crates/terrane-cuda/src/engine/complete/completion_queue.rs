@@ -68,7 +68,7 @@ impl Task {
                 Err(error) => in_flight.give_up(error).map(Self::Failed),
             },
             Self::Failed(failed) => failed.check(orphans).map(Self::Failed),
-            Self::Waiting(waiting) => match waiting.order_event.is_open() {
+            Self::Waiting(waiting) => match waiting.order_event.is_satisfied() {
                 Ok(false) => Some(Self::Waiting(waiting)),
                 Ok(true) => {
                     waiting.enqueue();

@@ -1,7 +1,7 @@
 //! How a transfer is divided into chunks, and the order of their sizes: pure arithmetic.
 
 use crate::engine::geometry::packing::{Chunk, Packing, PackingOrder};
-use crate::kernels::schedule::MOST;
+use crate::kernels::schedule::Divisor;
 
 /// Divides a transfer into chunks that fit into a buffer.
 ///
@@ -43,10 +43,10 @@ const GROWTH: u64 = 4;
 /// The maximum number of bytes of a chunk that one launch copies, at most `limit`. The chunk has
 /// cells of these lengths.
 pub(crate) fn bytes_of_launch(limit: u64, cells: impl IntoIterator<Item = u64>) -> u64 {
-    /// A launch also has at most [`MOST`] tiles. A full tile has at least this many bytes.
+    /// A launch also has at most [`Divisor::MAX`] tiles. A full tile has at least this many bytes.
     const LEAST_OF_TILE: u64 = 64;
     let shortest = cells.into_iter().fold(LEAST_OF_TILE, u64::min).max(1);
-    limit.min(u64::from(MOST) * shortest)
+    limit.min(u64::from(Divisor::MAX) * shortest)
 }
 
 impl Chunker {
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_chunk_has_no_more_cells_and_tiles_than_a_launch() {
-        let most = u64::from(MOST);
+        let most = u64::from(Divisor::MAX);
         assert_eq!(bytes_of_launch(1 << 30, [2, 1]), 1 << 30);
         assert_eq!(bytes_of_launch(most, [1]), most);
         assert_eq!(bytes_of_launch(1 << 40, [4, 1, 2]), most);

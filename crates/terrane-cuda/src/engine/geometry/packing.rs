@@ -59,7 +59,7 @@ pub(crate) struct Chunk {
 /// A contiguous stretch of a packed part: its offset in the buffer, its first block, layer and
 /// outer at the other end, and its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stretch {
+pub(crate) struct PackedStretch {
     pub(crate) at: u64,
     pub(crate) block: u32,
     pub(crate) layer: u32,
@@ -164,7 +164,12 @@ impl Packing {
 
     /// Calls `each` with the stretches of a part, in the order of the buffer. `blocks` are the
     /// blocks of the packed end, for all pairs of the transfer.
-    pub(crate) fn stretches(&self, chunk: &Chunk, blocks: &[u32], mut each: impl FnMut(Stretch)) {
+    pub(crate) fn stretches(
+        &self,
+        chunk: &Chunk,
+        blocks: &[u32],
+        mut each: impl FnMut(PackedStretch),
+    ) {
         let ids = blocks.get(index(chunk.pairs.start)..index(chunk.pairs.end)).unwrap_or_default();
         let mut at = 0;
         let (layers, outers, bytes) = match self.order {
@@ -186,7 +191,7 @@ impl Packing {
                 while let Some((&block, others)) = rest.split_first() {
                     let neighbours = if joins { neighbours(block, others) } else { 0 };
                     let bytes = bytes * (to_u64(neighbours) + 1);
-                    each(Stretch { at, block, layer, outer, bytes });
+                    each(PackedStretch { at, block, layer, outer, bytes });
                     at += bytes;
                     rest = others.get(neighbours..).unwrap_or_default();
                 }

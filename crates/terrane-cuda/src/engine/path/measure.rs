@@ -133,7 +133,7 @@ fn measure(context: &Context, mut options: CalibrationOptions) -> Result<Calibra
         };
         let kernel = if bench.engine.has_kernels() { kernel } else { &[] };
         for &path in kernel.iter().chain(&[CopyPath::Batched, CopyPath::CopyEach]) {
-            if path == CopyPath::Batched && !batch::is_there(context) {
+            if path == CopyPath::Batched && !batch::is_supported(context) {
                 continue;
             }
             let refused = |source: BoxedCause| match source.downcast() {

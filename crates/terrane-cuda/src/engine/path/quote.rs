@@ -108,7 +108,7 @@ impl DeviceEngine {
         let ends = self.mapping(plan).ok().flatten().ok_or(Declined::Kinds)?;
         let sides = [Side::Source, Side::Destination];
         if !ends.iter().zip(sides).all(|(end, side)| end.covers(plan, side)) {
-            return Err(Declined::ComingUp);
+            return Err(Declined::MemoryNotReady);
         }
         if options.checksums.is_some() {
             self.check_sums(plan, direction)?;

@@ -24,7 +24,7 @@ const IN_STREAM_ORDER: u32 = 1;
 const NOT_SUPPORTED: u32 = 801;
 
 /// Whether the driver copies many runs in one call.
-pub(crate) fn is_there(context: &Context) -> bool {
+pub(crate) fn is_supported(context: &Context) -> bool {
     let functions = context.driver().functions();
     functions.cuMemcpyBatchAsync.is_some() || functions.cuMemcpyBatchAsync_v2.is_some()
 }

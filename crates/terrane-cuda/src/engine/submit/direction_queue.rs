@@ -17,29 +17,29 @@ pub(crate) struct DirectionQueue {
     /// Jobs that are enqueued, and are not completely submitted.
     jobs: AtomicUsize,
     /// The count of jobs in all directions of the engine.
-    of_all: Arc<AtomicUsize>,
+    engine_jobs: Arc<AtomicUsize>,
 }
 
 impl DirectionQueue {
-    pub(crate) fn new(of_all: &Arc<AtomicUsize>) -> Arc<Self> {
+    pub(crate) fn new(engine_jobs: &Arc<AtomicUsize>) -> Arc<Self> {
         Arc::new(Self {
             scratch: Mutex::default(),
             jobs: AtomicUsize::new(0),
-            of_all: Arc::clone(of_all),
+            engine_jobs: Arc::clone(engine_jobs),
         })
     }
 
     /// Adds a job to the count. Returns whether it is the only one of this direction.
     pub(crate) fn enter(self: &Arc<Self>) -> (QueueSlot, bool) {
         // Relaxed, here and below: the counts are hints.
-        self.of_all.fetch_add(1, Ordering::Relaxed);
+        self.engine_jobs.fetch_add(1, Ordering::Relaxed);
         let is_only = self.jobs.fetch_add(1, Ordering::Relaxed) == 0;
         (QueueSlot(Arc::clone(self)), is_only)
     }
 
     /// Whether no direction has another job. Traffic in the other direction shares the wire.
     pub(crate) fn is_alone(&self) -> bool {
-        self.of_all.load(Ordering::Relaxed) <= 1
+        self.engine_jobs.load(Ordering::Relaxed) <= 1
     }
 
     pub(crate) fn scratch(&self) -> MutexGuard<'_, ScratchPool> {
@@ -70,7 +70,7 @@ pub(crate) struct QueueSlot(Arc<DirectionQueue>);
 impl Drop for QueueSlot {
     fn drop(&mut self) {
         self.0.jobs.fetch_sub(1, Ordering::Relaxed);
-        self.0.of_all.fetch_sub(1, Ordering::Relaxed);
+        self.0.engine_jobs.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -110,9 +110,9 @@ impl Launcher<'_> {
                     let device = self.stream.context().device().id;
                     return Err(CudaError::NotReached { device });
                 };
-                let skipped = u64::from(layer).wrapping_mul(end.layer_stride);
+                let layer_offset = u64::from(layer).wrapping_mul(end.layer_stride);
                 Ok(LaunchEnd {
-                    base: found.base.wrapping_add(end.offset).wrapping_add(skipped),
+                    base: found.base.wrapping_add(end.offset).wrapping_add(layer_offset),
                     bases: found.table,
                     bases_bits: found.table_bits,
                     block_stride: end.block_stride,
@@ -163,8 +163,8 @@ fn fill_blocks(
             }
             KernelEnd::Packed { address, strides, .. } => {
                 end.block_ids = BlockIds::Identity;
-                let skipped = u64::from(first - chunk.pairs.start).wrapping_mul(strides.pair);
-                end.base = (address + strides.offset).wrapping_add(skipped);
+                let pair_offset = u64::from(first - chunk.pairs.start).wrapping_mul(strides.pair);
+                end.base = (address + strides.offset).wrapping_add(pair_offset);
             }
         }
     }

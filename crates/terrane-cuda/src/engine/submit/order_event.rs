@@ -115,7 +115,7 @@ pub(crate) struct OrderEvent {
 }
 
 impl OrderEvent {
-    pub(crate) fn is_open(&self) -> Result<bool, CudaError> {
+    pub(crate) fn is_satisfied(&self) -> Result<bool, CudaError> {
         self.event.is_complete()
     }
 

@@ -65,39 +65,39 @@ impl PinnedAllocator {
         let (length, location) = (memory.length(), memory.location());
         let address = location.as_host().ok_or(CudaError::Unreachable { location })?;
         let (bring_up, producer) = PinnedBringUp::new(length);
-        let (memory, end) = (Arc::new(memory), Arc::new(End::default()));
-        let raise = Raise {
+        let (memory, results) = (Arc::new(memory), Arc::new(ReadyResults::default()));
+        let register_thread = RegisterThread {
             context: self.context.clone(),
             system: self.system.clone(),
             memory: Arc::clone(&memory),
             address,
             step,
-            end: Arc::clone(&end),
+            results: Arc::clone(&results),
         };
         let thread = std::thread::Builder::new()
             .name("terrane-pin".to_owned())
-            .spawn(move || raise.run(producer))
+            .spawn(move || register_thread.run(producer))
             .map_err(|error| {
                 let source = OsError::from_io("pthread_create", &error);
                 host_memory(StorageError::Thread { source })
             })?;
-        let rising = Rising {
+        let background = BackgroundMemory {
             context: self.context.clone(),
             bring_up: bring_up.clone(),
             thread: Some(thread),
             step,
             requirement: options.registration,
-            end,
+            results,
             _memory: memory,
         };
-        let backing = Backing::Rising(rising);
+        let backing = Backing::Background(background);
         Ok((PinnedMemory { backing, address, length, alias: None, report }, bring_up))
     }
 }
 
 /// Memory that is being prepared, or is ready, in the background.
 #[derive(Debug)]
-pub(super) struct Rising {
+pub(super) struct BackgroundMemory {
     context: Context,
     pub(super) bring_up: PinnedBringUp,
     /// The background thread, which the drop joins. Its return value unregisters the memory when it
@@ -105,26 +105,26 @@ pub(super) struct Rising {
     thread: Option<JoinHandle<Registrations>>,
     pub(super) step: ByteCount,
     requirement: Requirement,
-    end: Arc<End>,
+    results: Arc<ReadyResults>,
     _memory: Arc<SystemMemory>,
 }
 
 /// Results that are known when all of the memory is ready.
 #[derive(Debug, Default)]
-struct End {
+struct ReadyResults {
     /// Set before all of the memory is reported as usable.
     alias: OnceLock<Option<DeviceAddress>>,
     touched: OnceLock<CapabilityReport>,
 }
 
-impl Rising {
+impl BackgroundMemory {
     pub(super) fn device_alias(&self) -> Option<DeviceAddress> {
-        *self.end.alias.get()?
+        *self.results.alias.get()?
     }
 
     /// Adds the current result of the request for registration.
     pub(super) fn report_to(&self, report: &mut CapabilityReport) {
-        if let Some(touched) = self.end.touched.get() {
+        if let Some(touched) = self.results.touched.get() {
             report.extend(touched.outcomes().iter().cloned());
         }
         let ended = self.bring_up.ended();
@@ -141,7 +141,7 @@ impl Rising {
     }
 }
 
-impl Drop for Rising {
+impl Drop for BackgroundMemory {
     fn drop(&mut self) {
         if self.context.driver().is_of_parent() {
             // The thread belongs to the parent, which joins it.
@@ -160,16 +160,16 @@ impl Drop for Rising {
 }
 
 /// The state of the background thread.
-struct Raise {
+struct RegisterThread {
     context: Context,
     system: SystemAllocator,
     memory: Arc<SystemMemory>,
     address: HostAddress,
     step: ByteCount,
-    end: Arc<End>,
+    results: Arc<ReadyResults>,
 }
 
-impl Raise {
+impl RegisterThread {
     fn run(self, producer: BringUpProducer<CudaError>) -> Registrations {
         let memory = Arc::clone(&self.memory);
         let mut registrations = Registrations::none(&self.context, memory, self.step);
@@ -197,7 +197,7 @@ impl Raise {
                         registered = prefix;
                         if registered >= self.memory.length() {
                             // No other code sets it.
-                            let _ = self.end.alias.set(registrations.device_alias());
+                            let _ = self.results.alias.set(registrations.device_alias());
                         }
                         producer.usable(prefix);
                     }
@@ -216,7 +216,7 @@ impl Raise {
             (None, Ok(_)) if registered < self.memory.length() => drop(producer),
             (None, Ok(touched)) => {
                 // No other code sets it.
-                let _ = self.end.touched.set(touched);
+                let _ = self.results.touched.set(touched);
                 tracing::debug!(bytes = %registered, "all pinned memory is registered");
                 producer.complete();
             }

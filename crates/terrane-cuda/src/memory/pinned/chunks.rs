@@ -37,12 +37,12 @@ impl Registrations {
         Self { context: context.clone(), memory, chunks: Vec::new(), chunk_length }
     }
 
-    /// Registers memory in chunks of `chunk_length`. Before each chunk, `go_on` gets the number of
+    /// Registers memory in chunks of `chunk_length`. Before each chunk, `before_chunk` gets the number of
     /// registered bytes and may stop the work with an error.
     ///
     /// # Errors
     ///
-    /// The driver's first refusal, or the error of `go_on`. The chunks that were registered before
+    /// The driver's first refusal, or the error of `before_chunk`. The chunks that were registered before
     /// are unregistered.
     ///
     /// # Safety
@@ -53,12 +53,12 @@ impl Registrations {
         memory: Arc<SystemMemory>,
         (address, length): (HostAddress, ByteCount),
         chunk_length: ByteCount,
-        go_on: impl Fn(ByteCount) -> Result<(), CudaError>,
+        before_chunk: impl Fn(ByteCount) -> Result<(), CudaError>,
     ) -> Result<Self, CudaError> {
         // On an error, dropping this value unregisters the chunks.
         let mut registrations = Self::none(context, memory, chunk_length);
         for (offset, bytes) in chunks(length, chunk_length) {
-            go_on(offset)?;
+            before_chunk(offset)?;
             let Some(chunk) = address.checked_add(offset) else { break };
             // SAFETY: the chunk is a part of the span, which is the memory's.
             unsafe { registrations.register(chunk, bytes) }?;

@@ -46,8 +46,8 @@ impl HostAllocation {
         context.counters().host.add(length);
         let mut allocation = Self { context: context.clone(), base, first: base, length };
         let first = ByteCount::new(base.get()).align_up(alignment)?;
-        let skipped = first.checked_sub(ByteCount::new(base.get())).unwrap_or(ByteCount::ZERO);
-        allocation.first = base.checked_add(skipped).unwrap_or(base);
+        let offset = first.checked_sub(ByteCount::new(base.get())).unwrap_or(ByteCount::ZERO);
+        allocation.first = base.checked_add(offset).unwrap_or(base);
         // SAFETY: the span lies within the allocation, which nothing else uses yet.
         unsafe { allocation.first.as_ptr().write_bytes(0, length.to_usize()) };
         Ok(allocation)

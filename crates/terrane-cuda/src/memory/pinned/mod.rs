@@ -19,7 +19,7 @@ use terrane_storage::{
 };
 
 use crate::error::CudaError;
-use crate::memory::pinned::background::Rising;
+use crate::memory::pinned::background::BackgroundMemory;
 use crate::memory::pinned::chunks::{Registrations, chunk_length};
 use crate::memory::pinned::host_allocation::HostAllocation;
 use crate::memory::{PINNED, address_of_no_bytes};
@@ -217,10 +217,12 @@ impl PinnedAllocator {
             return Ok(Err((reason, entry)));
         };
         let granted = memory.capabilities();
-        let (memory, go_on) = (Arc::new(memory), |ready| self.check_cancelled(ready, length));
+        let (memory, check_cancelled) =
+            (Arc::new(memory), |ready| self.check_cancelled(ready, length));
         // SAFETY: the span is the memory's.
-        let registered =
-            unsafe { Registrations::new(&self.context, memory, (address, length), chunk, go_on) };
+        let registered = unsafe {
+            Registrations::new(&self.context, memory, (address, length), chunk, check_cancelled)
+        };
         let registrations = match registered {
             Ok(registrations) => registrations,
             Err(CudaError::Driver { operation, code }) => {
@@ -327,7 +329,7 @@ enum Backing {
     Nothing,
     Registered(Registrations),
     /// Mapped memory, with its registration complete or in progress in the background.
-    Rising(Rising),
+    Background(BackgroundMemory),
     Driver {
         _allocation: HostAllocation,
     },
@@ -347,7 +349,7 @@ impl PinnedMemory {
     pub const fn registration_length(&self) -> Option<ByteCount> {
         match &self.backing {
             Backing::Registered(registrations) => Some(registrations.chunk_length),
-            Backing::Rising(rising) => Some(rising.step),
+            Backing::Background(background) => Some(background.step),
             Backing::Nothing | Backing::Driver { .. } => None,
         }
     }
@@ -359,7 +361,7 @@ impl PinnedMemory {
     #[must_use]
     pub fn usable_prefix(&self) -> ByteCount {
         match &self.backing {
-            Backing::Rising(rising) => rising.bring_up.usable_prefix(),
+            Backing::Background(background) => background.bring_up.usable_prefix(),
             Backing::Nothing | Backing::Registered(_) | Backing::Driver { .. } => self.length,
         }
     }
@@ -382,7 +384,7 @@ unsafe impl Memory for PinnedMemory {
 
     fn device_alias(&self) -> Option<DeviceAddress> {
         match &self.backing {
-            Backing::Rising(rising) => rising.device_alias(),
+            Backing::Background(background) => background.device_alias(),
             Backing::Nothing | Backing::Registered(_) | Backing::Driver { .. } => self.alias,
         }
     }
@@ -399,8 +401,8 @@ unsafe impl Memory for PinnedMemory {
 
     fn capabilities(&self) -> CapabilityReport {
         let mut report = self.report.clone();
-        if let Backing::Rising(rising) = &self.backing {
-            rising.report_to(&mut report);
+        if let Backing::Background(background) = &self.backing {
+            background.report_to(&mut report);
         }
         report
     }

@@ -1,6 +1,7 @@
 //! The copy engine: every path over every kind of memory, and what can go wrong.
 
 mod adopted;
+mod background_memory;
 mod calls;
 mod captures;
 mod checksum_faults;
@@ -18,7 +19,6 @@ mod ranks;
 mod references;
 mod relays;
 mod resources;
-mod rising;
 mod sections;
 mod submits;
 mod switching;

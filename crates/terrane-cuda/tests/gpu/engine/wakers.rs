@@ -70,7 +70,7 @@ fn a_waker_of_a_layer_may_wait_for_another() {
         let (told, came) = channel();
         let waits = WaitsForLayer { layers: layers.clone(), layer: 5, told: Mutex::new(told) };
         let waker = Waker::from(Arc::new(waits));
-        let mut first = pin!(layers.done(0));
+        let mut first = pin!(layers.future(0));
         let polled = first.as_mut().poll(&mut TaskContext::from_waker(&waker));
         assert_eq!(polled, Poll::Pending, "the stream that it runs after stands still");
         // A thread polls the transfer, so that a caller's thread reports layers, too.

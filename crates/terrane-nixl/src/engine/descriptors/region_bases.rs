@@ -106,7 +106,7 @@ impl RegionBases {
         memory: MemoryType,
         bases: impl Fn(&Backend) -> Option<Box<[RegionBase]>>,
     ) -> Self {
-        let bases: Box<[_]> = agent.created().iter().map(bases).collect();
+        let bases: Box<[_]> = agent.created_backends().iter().map(bases).collect();
         let is_registered = bases.iter().any(Option::is_some);
         Self { memory, bases, is_registered, overlapping: Mutex::default() }
     }

@@ -171,7 +171,7 @@ impl Route {
         let has_enough = |(_, backend): &(usize, &Backend)| {
             backend.ios.as_ref().is_none_or(|ios| ios.has_enough())
         };
-        let suitable = || agent.created().iter().enumerate().filter(suits);
+        let suitable = || agent.created_backends().iter().enumerate().filter(suits);
         let (backend, _) = suitable().find(has_enough).ok_or_else(|| {
             if suitable().next().is_some() {
                 Declined::NoIosLeft
@@ -207,7 +207,7 @@ impl Route {
     }
 
     pub(super) fn backend<'a>(&self, agent: &'a Agent) -> Option<&'a Backend> {
-        agent.created().get(self.backend)
+        agent.created_backends().get(self.backend)
     }
 
     /// The name of the backend.

@@ -27,7 +27,7 @@ impl Rates {
     pub(in crate::engine) fn new(agent: &Agent) -> Self {
         let guess = || Rate::new(4e9, Duration::from_micros(60), Duration::from_micros(2));
         let guesses = || BackendRates { read: guess(), write: guess() };
-        let by_backend = agent.created().iter().map(|_| guesses()).collect();
+        let by_backend = agent.created_backends().iter().map(|_| guesses()).collect();
         Self { by_backend, unknown: guesses() }
     }
 

@@ -124,7 +124,9 @@ impl EngineThread {
                 polled.skip_until = None;
                 match polled.transfer.advance_on_engine(now) {
                     AdvanceResult::LeftToSubmitter(until) => polled.skip_until = Some(until),
-                    AdvanceResult::OtherThread(recheck) => polled.skip_until = Some(now + recheck),
+                    AdvanceResult::AdvancedByOtherThread(recheck) => {
+                        polled.skip_until = Some(now + recheck)
+                    }
                     AdvanceResult::Unchanged => {}
                     AdvanceResult::Changed => changed = true,
                     AdvanceResult::Ended(requests) => {

@@ -76,8 +76,9 @@ impl NixlTransfer {
         };
         self.next = chunk.positions.end;
         self.must_notify &= !is_last;
-        let is_final = self.route.backend(agent).is_some_and(|backend| backend.fails_at_the_end);
-        self.requests.push_back(Request::new(request, ios, chunk, is_final, state));
+        let failure_is_final =
+            self.route.backend(agent).is_some_and(|backend| backend.failure_is_final);
+        self.requests.push_back(Request::new(request, ios, chunk, failure_is_final, state));
         failure.map_or(Ok(true), Err)
     }
 

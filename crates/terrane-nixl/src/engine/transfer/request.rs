@@ -18,7 +18,7 @@ pub(super) struct Request {
     ios: Option<ReservedIos>,
     pub(super) chunk: Chunk,
     /// Whether the backend reports a failure only once no part of the request is in flight.
-    fails_at_the_end: bool,
+    failure_is_final: bool,
     state: RequestState,
 }
 
@@ -55,10 +55,10 @@ impl Request {
         raw: nixl_sys::XferRequest,
         ios: Option<ReservedIos>,
         chunk: Chunk,
-        fails_at_the_end: bool,
+        failure_is_final: bool,
         state: RequestState,
     ) -> Self {
-        Self { raw, ios, chunk, fails_at_the_end, state }
+        Self { raw, ios, chunk, failure_is_final, state }
     }
 
     pub(super) fn state(&self) -> RequestState {
@@ -78,7 +78,7 @@ impl Request {
                 Ok(nixl_sys::XferStatus::InProgress) => RequestState::InFlight,
                 Ok(nixl_sys::XferStatus::Success) => RequestState::Completed,
                 Err(nixl_sys::NixlError::NotFound) => RequestState::PeerUnknown,
-                Err(error) if self.fails_at_the_end => RequestState::Failed(Status::of(&error)),
+                Err(error) if self.failure_is_final => RequestState::Failed(Status::of(&error)),
                 Err(error) => RequestState::FailedInFlight(Status::of(&error)),
             };
         }

@@ -63,7 +63,7 @@ pub(in crate::engine) enum AdvanceResult {
     LeftToSubmitter(Instant),
     /// Another thread advances it. The engine's thread retries after this delay, in case that
     /// thread has stopped.
-    OtherThread(Duration),
+    AdvancedByOtherThread(Duration),
     Unchanged,
     /// A request was posted or has ended.
     Changed,
@@ -114,7 +114,7 @@ impl SharedTransfer {
             return AdvanceResult::LeftToSubmitter(until);
         }
         let Some((mut state, changed)) = self.advance() else {
-            return AdvanceResult::OtherThread(self.recheck);
+            return AdvanceResult::AdvancedByOtherThread(self.recheck);
         };
         match &mut *state {
             State::Active(_) if changed => AdvanceResult::Changed,

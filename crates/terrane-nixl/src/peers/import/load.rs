@@ -34,7 +34,7 @@ impl Agent {
         if transfers > 0 && (is_same_process || !peer.is_checked) {
             return Err(ImportError::PeerBusy { peer: peer.name.clone(), transfers });
         }
-        state.forgotten = true;
+        state.is_forgotten = true;
         drop(state);
         if transfers > 0 {
             loaded.set_replaced(&peer.name);
@@ -54,7 +54,7 @@ impl Agent {
         };
         let is_same = checked.is_checked
             && self.is_known(&known.peer)
-            && !known.peer.state().poisoned
+            && !known.peer.state().is_poisoned
             && *known.connection == *checked.parts.connection
             && !known.is_stale(&checked.keys, std::iter::empty());
         if is_same {
@@ -117,7 +117,7 @@ impl Agent {
             return Err(changed(PeerChange::Connection));
         }
         let state = peer.state();
-        if state.forgotten || state.poisoned {
+        if state.is_forgotten || state.is_poisoned {
             // Otherwise the peer would have ended, or its connection would have been closed.
             return Err(busy(state.transfers));
         }
@@ -186,7 +186,7 @@ impl Agent {
 
     fn mark_lost(&self, known: &mut LoadedPeer, status: Status) -> ImportError {
         known.is_lost = true;
-        self.peer_table().change(&known.peer, |state| state.forgotten = true);
+        self.peer_table().change(&known.peer, |state| state.is_forgotten = true);
         ImportError::PeerLost { peer: known.peer.name.clone(), status }
     }
 

@@ -117,7 +117,7 @@ impl Agent {
             } else if !is_same_process
                 && before.ended.is_none()
                 && peer.is_checked
-                && peer.state().forgotten
+                && peer.state().is_forgotten
             {
                 loaded.set_replaced(name);
             }

@@ -89,17 +89,17 @@ impl<'a> Metadata<'a> {
         let mut input = Input { rest: bytes, offset: 0 };
         input.skip(MAGIC, "`nixlSerDes|`")?;
         let agent = input.text(b"Agent", "name of an agent")?;
-        let at = input.malformed("number of connections up to 64");
+        let too_many = input.malformed("number of connections up to 64");
         let count = input.count(b"Conns", "number of connections")?;
         if count > to_u64(MAX_CONNECTIONS) {
-            return Err(at);
+            return Err(too_many);
         }
         let mut connections: Vec<ConnectionInfo<'_>> = Vec::new();
         for _ in 0..count {
-            let at = input.malformed("backend without an earlier connection");
+            let repeated_backend = input.malformed("backend without an earlier connection");
             let backend = input.text(b"t", "backend of a connection")?;
             if connections.iter().any(|known| known.backend == backend) {
-                return Err(at);
+                return Err(repeated_backend);
             }
             let data = input.non_empty(b"c", "data of a connection")?;
             connections.push(ConnectionInfo { backend, data });
@@ -111,11 +111,11 @@ impl<'a> Metadata<'a> {
             let backend = input.text(b"bknd", "backend of a section")?;
             input.exactly(b"nixlDList", b"nixlSDList", "list of keys")?;
             let memory_type = input.memory_type()?;
-            let at = input.malformed("key");
+            let no_keys = input.malformed("key");
             let keys = input.count(b"n", "number of keys")?;
             if keys == 0 {
                 // NIXL would refuse all of the metadata.
-                return Err(at);
+                return Err(no_keys);
             }
             for _ in 0..keys {
                 let (device, address, length, key) = input.key()?;
@@ -204,8 +204,8 @@ impl<'a> Input<'a> {
         expected: &'static str,
         read: impl FnOnce(&'a [u8]) -> Option<T>,
     ) -> Result<T, MalformedMetadata> {
-        let at = self.malformed(expected);
-        read(self.item(tag, expected)?).ok_or(at)
+        let malformed = self.malformed(expected);
+        read(self.item(tag, expected)?).ok_or(malformed)
     }
 
     fn non_empty(

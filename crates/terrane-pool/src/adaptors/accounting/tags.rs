@@ -22,10 +22,10 @@ pub type Tagged<M> = Attached<M, TagEntry>;
 
 /// The live blocks of one or several upstreams. Cloning returns another handle to the same table.
 #[derive(Clone, Debug, Default)]
-pub struct LiveBlocks(Arc<Mutex<Table>>);
+pub struct LiveBlocks(Arc<Mutex<LiveTable>>);
 
 #[derive(Debug, Default)]
-struct Table {
+struct LiveTable {
     /// Freed entries are `None` until their place is reused.
     blocks: Vec<Option<BlockRecord>>,
     free: Vec<usize>,

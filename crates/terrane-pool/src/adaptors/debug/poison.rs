@@ -142,11 +142,11 @@ impl Default for PoisonBytes {
 #[derive(Debug)]
 pub struct Poison<A> {
     upstream: A,
-    painter: Arc<Painter>,
+    filler: Arc<PoisonFiller>,
 }
 
 #[derive(Debug)]
-struct Painter {
+struct PoisonFiller {
     fill: Arc<dyn Fill>,
     bytes: PoisonBytes,
     stream: StreamId,
@@ -181,8 +181,8 @@ impl<A: Allocate> Poison<A> {
         stream: StreamId,
     ) -> Self {
         let report = Mutex::new(PoisonReport::default());
-        let painter = Painter { fill, bytes, stream, report };
-        Self { upstream, painter: Arc::new(painter) }
+        let filler = PoisonFiller { fill, bytes, stream, report };
+        Self { upstream, filler: Arc::new(filler) }
     }
 
     /// Fills host memory of `upstream` with the default bytes. Every fill of other memory fails,
@@ -195,15 +195,15 @@ impl<A: Allocate> Poison<A> {
     /// Returns the counts of fills and failures.
     #[must_use]
     pub fn report(&self) -> PoisonReport {
-        self.painter.report.lock().clone()
+        self.filler.report.lock().clone()
     }
 }
 
-impl Painter {
+impl PoisonFiller {
     /// # Safety
     ///
     /// As for [`Fill::fill`].
-    unsafe fn paint(&self, memory: &dyn Memory, byte: u8) {
+    unsafe fn fill(&self, memory: &dyn Memory, byte: u8) {
         if memory.length().is_zero() {
             return;
         }
@@ -233,22 +233,22 @@ unsafe impl<A: Allocate> Allocate for Poison<A> {
         let memory = self.upstream.allocate(request)?;
         // SAFETY: only this function can access the memory. After it, the caller uses the memory in
         // the order of the stream.
-        unsafe { self.painter.paint(&memory, self.painter.bytes.allocated) };
-        Ok(Poisoned { memory, painter: Arc::clone(&self.painter) })
+        unsafe { self.filler.fill(&memory, self.filler.bytes.allocated) };
+        Ok(Poisoned { memory, filler: Arc::clone(&self.filler) })
     }
 }
 
 /// Memory from [`Poison`].
 pub struct Poisoned<M: Memory> {
     memory: M,
-    painter: Arc<Painter>,
+    filler: Arc<PoisonFiller>,
 }
 
 impl<M: Memory> Drop for Poisoned<M> {
     fn drop(&mut self) {
         // SAFETY: the owner is dropping the memory, so no code uses it, except earlier work on the
         // stream. The memory is freed after this call.
-        unsafe { self.painter.paint(&self.memory, self.painter.bytes.freed) };
+        unsafe { self.filler.fill(&self.memory, self.filler.bytes.freed) };
     }
 }
 

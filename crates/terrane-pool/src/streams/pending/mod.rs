@@ -26,7 +26,7 @@ use crate::streams::fence::{
 };
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, yield_now};
 pub(crate) use table::PendingBlock;
-use table::{Entry, PendingTable};
+use table::{PendingEntry, PendingTable};
 
 /// The first and the longest time to wait for one fence before checking the others.
 const WAIT_SLICES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(5)];
@@ -297,7 +297,7 @@ impl<B: PendingBlock> PendingFrees<B> {
         }
     }
 
-    fn remove(&self, entry: Entry<B>) -> B {
+    fn remove(&self, entry: PendingEntry<B>) -> B {
         let mut block = entry.block;
         self.bytes.fetch_sub(block.bytes(), Ordering::SeqCst);
         block.clear_uses();

@@ -44,7 +44,7 @@ pub(super) struct PendingTable<B> {
     /// The first epoch of a stream that is added. It is above all epochs of removed streams, which
     /// are done.
     first_epoch: u64,
-    queues: FxHashMap<QueueKey, VecDeque<Entry<B>>>,
+    queues: FxHashMap<QueueKey, VecDeque<PendingEntry<B>>>,
     /// Fences that can be recorded again.
     pub(super) idle: Vec<Arc<dyn Fence>>,
     /// The number of blocks inserted so far.
@@ -64,7 +64,7 @@ pub(super) struct Stream {
     is_reported: bool,
 }
 
-pub(super) struct Entry<B> {
+pub(super) struct PendingEntry<B> {
     pub(super) block: B,
     /// Increases along a queue.
     sequence: u64,
@@ -96,7 +96,7 @@ impl Stream {
     }
 }
 
-impl<B> Entry<B> {
+impl<B> PendingEntry<B> {
     /// Returns whether every stream except `own` is done with the block.
     fn is_ready(&self, streams: &FxHashMap<StreamId, Stream>, own: Option<StreamId>) -> bool {
         self.epochs.iter().all(|&(id, epoch)| {
@@ -124,7 +124,7 @@ impl<B: PendingBlock> PendingTable<B> {
         }
         self.inserted += 1;
         let queue = self.queues.entry((block.class(), block.uses().own)).or_default();
-        queue.push_back(Entry { block, sequence: self.inserted, epochs });
+        queue.push_back(PendingEntry { block, sequence: self.inserted, epochs });
     }
 
     /// Returns the number of blocks of each class.
@@ -142,7 +142,11 @@ impl<B: PendingBlock> PendingTable<B> {
 
     /// Removes one of the latest blocks of `class` that were released on `stream` and that no other
     /// stream uses.
-    pub(super) fn take_latest_on(&mut self, class: usize, stream: StreamId) -> Option<Entry<B>> {
+    pub(super) fn take_latest_on(
+        &mut self,
+        class: usize,
+        stream: StreamId,
+    ) -> Option<PendingEntry<B>> {
         let queue = self.queues.get_mut(&(class, Some(stream)))?;
         let streams = &self.streams;
         let is_ready =
@@ -152,7 +156,11 @@ impl<B: PendingBlock> PendingTable<B> {
     }
 
     /// Removes a block of `class` that every stream except `own` is done with.
-    pub(super) fn take_any(&mut self, class: usize, own: Option<StreamId>) -> Option<Entry<B>> {
+    pub(super) fn take_any(
+        &mut self,
+        class: usize,
+        own: Option<StreamId>,
+    ) -> Option<PendingEntry<B>> {
         let queues = self.queues.iter_mut().filter(|((of, _), _)| *of == class);
         for (_, queue) in queues {
             if let Some(at) = queue.iter().position(|entry| entry.is_ready(&self.streams, own)) {
@@ -163,7 +171,7 @@ impl<B: PendingBlock> PendingTable<B> {
     }
 
     /// Removes all blocks that every stream is done with.
-    pub(super) fn take_ready(&mut self) -> Vec<Entry<B>> {
+    pub(super) fn take_ready(&mut self) -> Vec<PendingEntry<B>> {
         let mut ready = Vec::new();
         for queue in self.queues.values_mut() {
             let mut at = 0;
@@ -180,10 +188,10 @@ impl<B: PendingBlock> PendingTable<B> {
     }
 
     /// Removes all blocks up to this sequence number, ready or not.
-    pub(super) fn take_up_to(&mut self, sequence: u64) -> Vec<Entry<B>> {
+    pub(super) fn take_up_to(&mut self, sequence: u64) -> Vec<PendingEntry<B>> {
         let mut taken = Vec::new();
         for queue in self.queues.values_mut() {
-            let is_earlier = |entry: &mut Entry<B>| entry.sequence <= sequence;
+            let is_earlier = |entry: &mut PendingEntry<B>| entry.sequence <= sequence;
             taken.extend(std::iter::from_fn(|| queue.pop_front_if(is_earlier)));
         }
         taken
@@ -200,7 +208,7 @@ impl<B: PendingBlock> PendingTable<B> {
     }
 
     /// Removes a block by its sequence number, if it is still in the table.
-    pub(super) fn take(&mut self, key: QueueKey, sequence: u64) -> Option<Entry<B>> {
+    pub(super) fn take(&mut self, key: QueueKey, sequence: u64) -> Option<PendingEntry<B>> {
         let queue = self.queues.get_mut(&key)?;
         let at = queue.iter().position(|entry| entry.sequence == sequence)?;
         queue.remove(at)

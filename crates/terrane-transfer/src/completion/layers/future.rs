@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use super::{LayerError, LayerState, LayerWaiter, SharedLayers};
 use crate::sync::lock;
 
-/// A future of the completion of layers; from [`Layers::done`](crate::Layers::done).
+/// A future of the completion of layers; from [`Layers::future`](crate::Layers::future).
 ///
 /// It is ready with an error if one of the layers will not arrive. Dropping it has no other effect.
 /// A poll after it was ready returns the same result.

@@ -164,7 +164,7 @@ impl Layers {
     }
 
     /// A future that is ready when these layers are done, for any runtime.
-    pub fn done(&self, layers: impl LayerRange) -> LayerFuture {
+    pub fn future(&self, layers: impl LayerRange) -> LayerFuture {
         LayerFuture::new(&self.shared, layers.of(self.range()))
     }
 

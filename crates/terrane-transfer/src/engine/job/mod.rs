@@ -209,7 +209,7 @@ impl CopyJob {
     pub fn orphan(mut self, failure: CopyFailure) -> Orphaned {
         self.parts.finalizer.result = Some(Err(self.describe(failure)));
         self.orphan_claims();
-        self.orphaned();
+        self.report_orphaned();
         let JobParts { plan, claims, options, finalizer, .. } = *self.parts;
         catch_foreign_panic(|| drop((options, finalizer)));
         Orphaned { plan, _claims: claims }
@@ -217,9 +217,9 @@ impl CopyJob {
 
     /// Reports, before the end, that the job or a part of it was orphaned: its work may access the
     /// memory after the job has ended.
-    pub(crate) fn orphaned(&self) {
+    pub(crate) fn report_orphaned(&self) {
         if let Some(sink) = &self.parts.finalizer.sink {
-            sink.orphaned();
+            sink.report_orphaned();
         }
     }
 

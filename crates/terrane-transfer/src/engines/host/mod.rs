@@ -125,16 +125,16 @@ impl Decision for HostPath {
 
 #[derive(Debug)]
 struct HostRates {
-    through: Rate,
-    past: Rate,
+    through_cache: Rate,
+    streaming: Rate,
     relayout: Rate,
 }
 
 impl HostRates {
     fn of(&self, path: HostPath) -> &Rate {
         match path {
-            HostPath::ThroughCache => &self.through,
-            HostPath::Streaming => &self.past,
+            HostPath::ThroughCache => &self.through_cache,
+            HostPath::Streaming => &self.streaming,
             HostPath::Relayout => &self.relayout,
         }
     }
@@ -150,8 +150,8 @@ impl HostEngine {
         // Estimates, until transfers have been measured: the rate of one memory channel, and the
         // time to wake a thread.
         let guess = |rate| Rate::new(rate, Duration::from_micros(10), Duration::from_nanos(20));
-        let (through, past, relayout) = (guess(8e9), guess(10e9), guess(8e9));
-        let rates = Arc::new(HostRates { through, past, relayout });
+        let (through_cache, streaming, relayout) = (guess(8e9), guess(10e9), guess(8e9));
+        let rates = Arc::new(HostRates { through_cache, streaming, relayout });
         let (queue, work) = unbounded();
         let idle = Arc::new(AtomicUsize::new(0));
         let owner = OwnerProcess::current();

@@ -29,7 +29,7 @@ struct EngineQueue {
     turns: VecDeque<u64>,
     waiting: VecDeque<PartId>,
     /// The number of waiting parts that are on their first hop.
-    waiting_inwards: usize,
+    waiting_on_first_hop: usize,
     running: usize,
 }
 
@@ -48,7 +48,7 @@ impl EngineQueues {
     /// Queues a part for its engine.
     pub(super) fn push(&mut self, number: EngineNumber, part: PartId) {
         let engine = &mut self.queues[number];
-        engine.waiting_inwards += usize::from(part.step == RelayStep::IntoBounce);
+        engine.waiting_on_first_hop += usize::from(part.step == RelayStep::IntoBounce);
         engine.waiting.push_back(part);
     }
 
@@ -64,7 +64,7 @@ impl EngineQueues {
     pub(super) fn next_turn(&mut self) -> Option<(EngineNumber, u64)> {
         [self.next, 1 - self.next].into_iter().find_map(|number| {
             let engine = &mut self.queues[number];
-            let transfer = engine.turns.pop_front_if(|_| engine.waiting_inwards == 0)?;
+            let transfer = engine.turns.pop_front_if(|_| engine.waiting_on_first_hop == 0)?;
             Some((number, transfer))
         })
     }
@@ -88,7 +88,7 @@ impl EngineQueues {
     ) -> Option<PartId> {
         let engine = &mut self.queues[number];
         let part = engine.waiting.pop_front_if(|part| engine.running < most(part))?;
-        engine.waiting_inwards -= usize::from(part.step == RelayStep::IntoBounce);
+        engine.waiting_on_first_hop -= usize::from(part.step == RelayStep::IntoBounce);
         engine.running += 1;
         Some(part)
     }

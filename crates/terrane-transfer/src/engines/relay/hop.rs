@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crossbeam_channel::Sender;
 
 use super::message::{Message, PartEnded, PartSums};
-use super::parts_progress::PartsProgress;
+use super::part_invitations::PartInvitations;
 use super::step::{PartId, RelayFailure};
 use crate::completion::progress::CopyProgress;
 use crate::completion::waiter_progress::WaiterProgress;
@@ -25,13 +25,13 @@ pub(super) struct PartProgress {
     /// The copied bytes.
     pub(super) copied: Arc<CopyProgress>,
     /// The invitations to threads that wait for the transfer.
-    pub(super) invitations: Arc<PartsProgress>,
+    pub(super) invitations: Arc<PartInvitations>,
 }
 
 /// Notifies the relay's thread of the end of a part.
 struct PartSink {
     part: PartId,
-    invitations: Arc<PartsProgress>,
+    invitations: Arc<PartInvitations>,
     is_orphaned: AtomicBool,
     to: Sender<Message>,
 }
@@ -42,7 +42,7 @@ impl OutcomeSink for PartSink {
         self.invitations.invite(progress);
     }
 
-    fn orphaned(&self) {
+    fn report_orphaned(&self) {
         // Relaxed: the same thread publishes the result.
         self.is_orphaned.store(true, Ordering::Relaxed);
     }

@@ -6,7 +6,7 @@ mod engine_queues;
 mod hop;
 mod message;
 mod options;
-mod parts_progress;
+mod part_invitations;
 mod route;
 mod slot;
 mod step;
@@ -39,7 +39,7 @@ use bounce::BounceSlots;
 use hop::PartProgress;
 use message::{Message, NewTransfer};
 use options::NAME;
-use parts_progress::PartsProgress;
+use part_invitations::PartInvitations;
 use route::{RelayRoute, RelayShared, has_order};
 use step::{PartId, RelayFailure};
 use worker::RelayWorker;
@@ -179,7 +179,7 @@ impl RelayEngine {
         let plan = self.shared.empty_plan(route, job.plan(), part.step)?;
         let (device_order, deadline) = (job.options().device_order.clone(), job.options().deadline);
         let options = TransferOptions { device_order, deadline, ..TransferOptions::default() };
-        let invitations = Arc::new(PartsProgress::new(job.waiters()));
+        let invitations = Arc::new(PartInvitations::new(job.waiters()));
         let progress = PartProgress { copied: Arc::default(), invitations };
         hop::job(engine, job.claims(), plan, options, progress, part, &self.messages)
     }

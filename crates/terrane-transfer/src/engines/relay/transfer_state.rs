@@ -14,7 +14,7 @@ use super::chunks::Chunk;
 use super::engine_queues::{EngineNumber, EngineQueues, at_a_time};
 use super::hop::{self, PartProgress};
 use super::message::{Message, PartSums};
-use super::parts_progress::PartsProgress;
+use super::part_invitations::PartInvitations;
 use super::route::{ChunkTransfers, RelayRoute, RelayShared, has_durability};
 use super::step::{PartId, RelayFailure, RelayStep};
 use super::sums::ChunkSums;
@@ -50,7 +50,7 @@ pub(super) struct TransferState {
     pub(super) is_orphaned: bool,
     /// The checksums of chunks, if they are requested.
     sums: Option<ChunkSums>,
-    invitations: Arc<PartsProgress>,
+    invitations: Arc<PartInvitations>,
     _cancellation: Arc<Cancellation>,
 }
 
@@ -93,7 +93,7 @@ impl TransferState {
         ordered: bool,
         cancellation: Arc<Cancellation>,
     ) -> Self {
-        let invitations = Arc::new(PartsProgress::new(job.waiters()));
+        let invitations = Arc::new(PartInvitations::new(job.waiters()));
         let (sources, destinations) = in_order(job.plan());
         let to_arrive = vec![route.chunking.groups_of_blocks(); route.chunking.groups_of_layers()];
         let durability = has_durability(job.plan(), job.options()).then_some(RelayStep::Durability);
@@ -271,7 +271,7 @@ impl TransferState {
         chunks.into_iter().for_each(|(_, held)| bounce.give_back(held.slot));
         if is_orphaned {
             // Another relay's transfer may have this job as a part.
-            job.orphaned();
+            job.report_orphaned();
         }
         match failure {
             Some(failure) => failure.end(job),

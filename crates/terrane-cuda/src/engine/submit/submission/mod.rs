@@ -24,7 +24,7 @@ use crate::engine::shared::Shared;
 use crate::engine::submit::batch;
 use crate::engine::submit::direction_queue::{DirectionQueue, SubmittedChunk};
 use crate::engine::submit::order_event::{OrderEvent, PendingOrder};
-use crate::engine::submit::submission::steps::{Staged, Steps, SubmittedStep};
+use crate::engine::submit::submission::steps::{Staged, Steps, SubmittedCopies};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::runtime::event::{Event, Timing};
@@ -210,7 +210,7 @@ impl Submission {
         self.steps = if reached {
             Steps::kernels(shared, self.job.plan(), &self.grids, self.direction, layer_by_layer)
         } else {
-            Steps::runs(batch::is_there(&shared.context))
+            Steps::runs(batch::is_supported(&shared.context))
         };
         if self.submitted > 0 {
             self.job.retried();
@@ -297,13 +297,13 @@ impl Submission {
         }
         self.take_streams(shared).map_err(engine_failure)?;
         self.streams.begin();
-        let stepped = match &mut self.steps {
+        let copies = match &mut self.steps {
             Steps::Runs { .. } => self.step_runs(shared)?,
             Steps::Kernels { .. } => self.step_kernels(shared).map_err(engine_failure)?,
             Steps::Staged(_) => self.step_staged(shared).map_err(engine_failure)?,
         };
-        let Some(stepped) = stepped else { return Ok(None) };
-        let SubmittedStep { bytes, stream, layers } = stepped;
+        let Some(copies) = copies else { return Ok(None) };
+        let SubmittedCopies { bytes, stream, layers } = copies;
         self.submitted += bytes;
         let event = self.mark(shared, stream, layers).map_err(engine_failure)?;
         // The layers and the buffer do not wait for the sums. The end of the job does.

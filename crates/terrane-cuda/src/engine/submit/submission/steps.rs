@@ -64,7 +64,7 @@ impl Submission {
     pub(crate) fn step_runs(
         &mut self,
         shared: &Shared,
-    ) -> Result<Option<SubmittedStep>, CopyFailure> {
+    ) -> Result<Option<SubmittedCopies>, CopyFailure> {
         let Steps::Runs { next, offset, batch, together } = &mut self.steps else {
             return Ok(None);
         };
@@ -113,13 +113,13 @@ impl Submission {
         let is_left = *next < plan.runs().len();
         let next_layer = is_left.then(|| plan.layer(*next) - plan.layers().start);
         let layers = next_layer.unwrap_or(plan.layers().end - plan.layers().start);
-        Ok(Some(SubmittedStep { bytes, stream: 0, layers }))
+        Ok(Some(SubmittedCopies { bytes, stream: 0, layers }))
     }
 
     pub(crate) fn step_kernels(
         &mut self,
         shared: &Shared,
-    ) -> Result<Option<SubmittedStep>, CudaError> {
+    ) -> Result<Option<SubmittedCopies>, CudaError> {
         self.list_blocks(shared)?;
         let Steps::Kernels { chunker, ctas, .. } = &mut self.steps else { return Ok(None) };
         let (Some(chunk), Some(stream)) = (chunker.next(), self.streams.first()) else {
@@ -136,7 +136,7 @@ impl Submission {
             unsafe { launcher.copy(grid, &chunk, source, destination) }?;
         }
         let layers = layers_up_to(&self.grids, plan, &chunk);
-        Ok(Some(SubmittedStep { bytes: chunker.bytes(&chunk), stream: 0, layers }))
+        Ok(Some(SubmittedCopies { bytes: chunker.bytes(&chunk), stream: 0, layers }))
     }
 
     /// Writes the block ids into the device's memory, if a launch does not carry them all.
@@ -164,7 +164,7 @@ impl Submission {
     pub(crate) fn step_staged(
         &mut self,
         shared: &Shared,
-    ) -> Result<Option<SubmittedStep>, CudaError> {
+    ) -> Result<Option<SubmittedCopies>, CudaError> {
         let Steps::Staged(staged) = &mut self.steps else { return Ok(None) };
         // A transfer of one chunk uses one stream.
         let Some(copies) = self.streams.first() else { return Ok(None) };
@@ -268,7 +268,7 @@ impl Submission {
         let layers = whole.map_or(0, |chunk| layers_up_to(&self.grids, plan, &chunk));
         let bytes = staged.packing.bytes(&chunk);
         let stream = if to_host || is_alone { 0 } else { 1 };
-        Ok(Some(SubmittedStep { bytes, stream, layers }))
+        Ok(Some(SubmittedCopies { bytes, stream, layers }))
     }
 }
 
@@ -278,8 +278,8 @@ fn kernels(shared: &Shared) -> Result<&Kernels, CudaError> {
     shared.kernels.as_ref().ok_or(CudaError::NotReached { device })
 }
 
-/// A chunk that has been submitted.
-pub(crate) struct SubmittedStep {
+/// The copies of a chunk that have been submitted, before an event is recorded behind them.
+pub(crate) struct SubmittedCopies {
     pub(crate) bytes: u64,
     /// The stream that carries the chunk's last work.
     pub(crate) stream: usize,

@@ -15,7 +15,7 @@ use super::either::Either;
 use crate::error::PoolError;
 use crate::pool::account::{Account, Held};
 use crate::sync::Mutex;
-use table::{Stride, Table};
+use table::{SlabTable, Stride};
 
 /// The options of a [`Slabs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +120,7 @@ impl fmt::Display for SlabUsage {
 struct Shared<M: Memory> {
     owner: OwnerProcess,
     account: Arc<Account>,
-    table: Mutex<Table<M>>,
+    table: Mutex<SlabTable<M>>,
 }
 
 impl<A: Allocate> Slabs<A> {
@@ -134,7 +134,7 @@ impl<A: Allocate> Slabs<A> {
         let shared = Shared {
             owner: OwnerProcess::current(),
             account: Arc::default(),
-            table: Mutex::new(Table::new()),
+            table: Mutex::new(SlabTable::new()),
         };
         Self { upstream, options, shared: Arc::new(shared) }
     }

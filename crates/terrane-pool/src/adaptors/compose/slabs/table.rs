@@ -21,8 +21,8 @@ pub(super) type Place = (u64, u32);
 
 /// The slabs that have a block in use.
 #[derive(Debug)]
-pub(super) struct Table<M: Memory> {
-    strides: FxHashMap<Stride, Family<M>>,
+pub(super) struct SlabTable<M: Memory> {
+    strides: FxHashMap<Stride, StrideSlabs<M>>,
     pub(super) slabs: u64,
     /// The blocks in use.
     pub(super) blocks: u64,
@@ -32,8 +32,8 @@ pub(super) struct Table<M: Memory> {
 
 /// The slabs of one stride.
 #[derive(Debug)]
-struct Family<M: Memory> {
-    slabs: BTreeMap<u64, Entry<M>>,
+struct StrideSlabs<M: Memory> {
+    slabs: BTreeMap<u64, SlabEntry<M>>,
     /// The slabs with a free block.
     open: BTreeSet<u64>,
     /// The bytes of all blocks, free ones included.
@@ -42,7 +42,7 @@ struct Family<M: Memory> {
 }
 
 #[derive(Debug)]
-struct Entry<M: Memory> {
+struct SlabEntry<M: Memory> {
     slab: Arc<Slab<M>>,
     /// The free blocks, used as a stack.
     free: Vec<u32>,
@@ -55,24 +55,24 @@ impl<M: Memory> Slab<M> {
     }
 }
 
-impl<M: Memory> Table<M> {
+impl<M: Memory> SlabTable<M> {
     pub(super) fn new() -> Self {
         Self { strides: FxHashMap::default(), slabs: 0, blocks: 0, bytes: 0 }
     }
 
     /// The bytes of all blocks of a stride.
     pub(super) fn held(&self, stride: Stride) -> u64 {
-        self.strides.get(&stride).map_or(0, |family| family.held)
+        self.strides.get(&stride).map_or(0, |of_stride| of_stride.held)
     }
 
     /// Removes a free block from the oldest slab that has one, so that younger slabs become empty.
     pub(super) fn take(&mut self, stride: Stride) -> Option<(Arc<Slab<M>>, Place)> {
-        let family = self.strides.get_mut(&stride)?;
-        let number = *family.open.first()?;
-        let entry = family.slabs.get_mut(&number)?;
+        let of_stride = self.strides.get_mut(&stride)?;
+        let number = *of_stride.open.first()?;
+        let entry = of_stride.slabs.get_mut(&number)?;
         let index = entry.free.pop()?;
         if entry.free.is_empty() {
-            family.open.remove(&number);
+            of_stride.open.remove(&number);
         }
         self.blocks += 1;
         self.bytes += stride.bytes;
@@ -83,16 +83,16 @@ impl<M: Memory> Table<M> {
     pub(super) fn add(&mut self, slab: &Arc<Slab<M>>) -> Place {
         let stride = slab.stride;
         let (slabs, open) = (BTreeMap::new(), BTreeSet::new());
-        let new = Family { slabs, open, held: 0, next: 0 };
-        let family = self.strides.entry(stride).or_insert(new);
-        let number = family.next;
-        family.next += 1;
-        family.held += slab.block_bytes();
+        let new = StrideSlabs { slabs, open, held: 0, next: 0 };
+        let of_stride = self.strides.entry(stride).or_insert(new);
+        let number = of_stride.next;
+        of_stride.next += 1;
+        of_stride.held += slab.block_bytes();
         let free: Vec<_> = (1..slab.blocks).rev().collect();
         if !free.is_empty() {
-            family.open.insert(number);
+            of_stride.open.insert(number);
         }
-        family.slabs.insert(number, Entry { slab: Arc::clone(slab), free });
+        of_stride.slabs.insert(number, SlabEntry { slab: Arc::clone(slab), free });
         self.slabs += 1;
         self.blocks += 1;
         self.bytes += stride.bytes;
@@ -101,20 +101,20 @@ impl<M: Memory> Table<M> {
 
     /// Frees a block. If all blocks of its slab are free, removes the slab and returns it.
     pub(super) fn free(&mut self, stride: Stride, number: u64, index: u32) -> Option<Arc<Slab<M>>> {
-        let family = self.strides.get_mut(&stride)?;
-        let entry = family.slabs.get_mut(&number)?;
+        let of_stride = self.strides.get_mut(&stride)?;
+        let entry = of_stride.slabs.get_mut(&number)?;
         self.blocks -= 1;
         self.bytes -= stride.bytes;
         entry.free.push(index);
         if u32::try_from(entry.free.len()) != Ok(entry.slab.blocks) {
-            family.open.insert(number);
+            of_stride.open.insert(number);
             return None;
         }
-        family.open.remove(&number);
-        let entry = family.slabs.remove(&number)?;
-        family.held -= entry.slab.block_bytes();
+        of_stride.open.remove(&number);
+        let entry = of_stride.slabs.remove(&number)?;
+        of_stride.held -= entry.slab.block_bytes();
         self.slabs -= 1;
-        if family.slabs.is_empty() {
+        if of_stride.slabs.is_empty() {
             self.strides.remove(&stride);
         }
         Some(entry.slab)

@@ -14,12 +14,12 @@ pub(super) const WIDTH: usize = 64;
 
 /// Writes and reads canaries, in the order of one stream.
 #[derive(Clone, Debug)]
-pub(super) struct Reach {
+pub(super) struct CanaryAccess {
     pub(super) fill: Arc<dyn Fill>,
     pub(super) stream: StreamId,
 }
 
-impl Reach {
+impl CanaryAccess {
     pub(super) fn reaches(&self, kind: StorageKind) -> bool {
         self.fill.reaches(kind)
     }
@@ -89,19 +89,19 @@ impl Canaries {
     /// # Safety
     ///
     /// No other code accesses the canaries' bytes now, except earlier work on the stream of
-    /// `reach`. No other code may access them until the memory drops.
+    /// `access`. No other code may access them until the memory drops.
     pub(super) unsafe fn write(
         memory: &impl Memory,
         frame: &Frame,
         seed: u64,
-        reach: &Reach,
+        access: &CanaryAccess,
     ) -> Result<Option<Self>, BoxedCause> {
         let Some(canaries) = Self::around(memory, frame, seed) else { return Ok(None) };
         let bytes = canaries.bytes();
         for at in [canaries.before, canaries.after] {
             // SAFETY: both canaries are `WIDTH` bytes within the memory, which `whole` spans. The
             // caller promises that no other code accesses them.
-            unsafe { reach.fill.write(at, &bytes, reach.stream) }?;
+            unsafe { access.fill.write(at, &bytes, access.stream) }?;
         }
         Ok(Some(canaries))
     }
@@ -131,14 +131,14 @@ impl Canaries {
     /// The memory must be alive.
     pub(super) unsafe fn overwritten(
         &self,
-        reach: &Reach,
+        access: &CanaryAccess,
     ) -> Result<impl Iterator<Item = (OverwrittenSide, usize)> + use<>, BoxedCause> {
         let expected = self.bytes();
         let (mut before, mut after) = ([0; WIDTH], [0; WIDTH]);
         // SAFETY: the caller promises that the memory is alive. No correct program writes there.
-        unsafe { reach.fill.read(self.before, &mut before, reach.stream) }?;
+        unsafe { access.fill.read(self.before, &mut before, access.stream) }?;
         // SAFETY: as above.
-        unsafe { reach.fill.read(self.after, &mut after, reach.stream) }?;
+        unsafe { access.fill.read(self.after, &mut after, access.stream) }?;
         let changed =
             move |actual: [u8; WIDTH]| move |&index: &usize| actual[index] != expected[index];
         let below = (0..WIDTH)

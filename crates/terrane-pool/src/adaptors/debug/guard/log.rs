@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use terrane_core::{BoxedCause, Label, Memory, Span};
 
-use super::canary::{Canaries, Frame, OverwrittenSide, Reach};
+use super::canary::{Canaries, CanaryAccess, Frame, OverwrittenSide};
 use super::live_ranges::LiveRanges;
 use super::violation::GuardViolation;
 use crate::sync::{Mutex, yield_now};
@@ -19,7 +19,7 @@ struct Inner {
     state: Mutex<State>,
     /// Foreign code. The guard calls it without the lock of the state, and calls subscribers of
     /// traces likewise.
-    reach: Reach,
+    access: CanaryAccess,
 }
 
 #[derive(Debug)]
@@ -47,11 +47,11 @@ struct Watched {
 const KEPT_VIOLATIONS: usize = 1024;
 
 impl GuardLog {
-    /// Creates an empty log. Canaries are read through `reach`.
-    pub(super) fn new(reach: Reach) -> Self {
+    /// Creates an empty log. Canaries are read through `access`.
+    pub(super) fn new(access: CanaryAccess) -> Self {
         let state =
             State { live: LiveRanges::new(), next_generation: 1, violations: Vec::new(), found: 0 };
-        Self(Arc::new(Inner { state: Mutex::new(state), reach }))
+        Self(Arc::new(Inner { state: Mutex::new(state), access }))
     }
 
     /// Returns the violations found so far, at most the first 1,024.
@@ -111,7 +111,7 @@ impl GuardLog {
         // The references end before any report, because a subscriber of traces may drop a block.
         let read = |watched: Arc<Watched>| {
             // SAFETY: the entry waits for this reference before its memory drops.
-            unsafe { watched.read(&self.0.reach) }
+            unsafe { watched.read(&self.0.access) }
         };
         let readings: Vec<_> = live.into_iter().filter_map(read).collect();
         readings.into_iter().map(|reading| self.report_reading(reading)).sum()
@@ -124,17 +124,17 @@ impl GuardLog {
         block: Span,
         frame: Option<&Frame>,
         label: &Label,
-    ) -> Result<Entry, Box<GuardViolation>> {
+    ) -> Result<LiveBlockEntry, Box<GuardViolation>> {
         let granted = Span::of(memory);
         // A separate statement, so that the lock is released here.
         let watched = self.0.state.lock().watch(granted, block, label);
         let watched = watched.inspect_err(|violation| self.report((**violation).clone()))?;
-        let entry = Entry { log: self.clone(), granted, watched };
+        let entry = LiveBlockEntry { log: self.clone(), granted, watched };
         if let Some(frame) = frame {
             let seed = entry.watched.generation;
             // SAFETY: the memory has not been returned to a caller, and overlaps no live block. The
             // caller will get only the block between the canaries.
-            match unsafe { Canaries::write(memory, frame, seed, &self.0.reach) } {
+            match unsafe { Canaries::write(memory, frame, seed, &self.0.access) } {
                 Ok(Some(written)) => {
                     // Only this call sets the canaries, so they are not set yet.
                     let _: Result<(), _> = entry.watched.canaries.set(written);
@@ -181,10 +181,10 @@ impl Watched {
     /// # Safety
     ///
     /// The memory is alive.
-    unsafe fn read(&self, reach: &Reach) -> Option<Reading> {
+    unsafe fn read(&self, access: &CanaryAccess) -> Option<Reading> {
         let canaries = self.canaries.get()?;
         // SAFETY: the caller promises that the memory is alive.
-        let overwritten = unsafe { canaries.overwritten(reach) };
+        let overwritten = unsafe { canaries.overwritten(access) };
         let overwritten = overwritten.map(Iterator::collect);
         Some(Reading { block: self.block, label: self.label.clone(), overwritten })
     }
@@ -198,19 +198,19 @@ struct Reading {
 }
 
 /// The entry of a live block. On drop, it checks the canaries and is removed from the table.
-pub(super) struct Entry {
+pub(super) struct LiveBlockEntry {
     log: GuardLog,
     granted: Span,
     watched: Arc<Watched>,
 }
 
-impl Entry {
+impl LiveBlockEntry {
     pub(super) fn block(&self) -> Span {
         self.watched.block
     }
 }
 
-impl Drop for Entry {
+impl Drop for LiveBlockEntry {
     fn drop(&mut self) {
         // A separate statement, so that the lock is released here.
         let left = self.log.0.state.lock().live.remove(&self.granted);
@@ -219,7 +219,7 @@ impl Drop for Entry {
             yield_now();
         }
         // SAFETY: the memory drops after its entry.
-        let reading = unsafe { self.watched.read(&self.log.0.reach) };
+        let reading = unsafe { self.watched.read(&self.log.0.access) };
         if let Some(reading) = reading {
             self.log.report_reading(reading);
         }

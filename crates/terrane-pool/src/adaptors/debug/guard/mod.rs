@@ -20,9 +20,9 @@ use crate::adaptors::debug::poison::{Fill, FillHost};
 use crate::streams::fence::StreamId;
 use crate::sync::Mutex;
 pub use canary::OverwrittenSide;
-use canary::{Frame, Reach};
-use log::Entry;
+use canary::{CanaryAccess, Frame};
 pub use log::GuardLog;
+use log::LiveBlockEntry;
 pub use violation::GuardViolation;
 
 /// An upstream whose blocks are checked.
@@ -38,7 +38,7 @@ pub use violation::GuardViolation;
 pub struct Guard<A: Allocate> {
     upstream: A,
     log: GuardLog,
-    reach: Reach,
+    access: CanaryAccess,
     /// Overlapping blocks of the upstream, kept until the guard drops.
     quarantine: Mutex<Vec<A::Memory>>,
 }
@@ -60,9 +60,9 @@ impl<A: Allocate> Guard<A> {
 
     /// Like [`ordered`](Self::ordered), with a `fill` that others share.
     pub(super) fn through(upstream: A, fill: Arc<dyn Fill>, stream: StreamId) -> Self {
-        let reach = Reach { fill, stream };
-        let log = GuardLog::new(reach.clone());
-        Self { upstream, log, reach, quarantine: Mutex::new(Vec::new()) }
+        let access = CanaryAccess { fill, stream };
+        let log = GuardLog::new(access.clone());
+        Self { upstream, log, access, quarantine: Mutex::new(Vec::new()) }
     }
 
     /// Returns the log of violations.
@@ -78,7 +78,7 @@ impl<A: Allocate> Guard<A> {
 
     /// Returns the frame of the block, and the resulting request to the upstream.
     fn frame(&self, request: &RegionRequest) -> Result<Option<Frame>, AllocateError> {
-        if request.bytes.is_zero() || !self.reach.reaches(self.kind()) {
+        if request.bytes.is_zero() || !self.access.reaches(self.kind()) {
             return Ok(None);
         }
         let limits = self.upstream.limits();
@@ -102,7 +102,7 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
         let limits = self.upstream.limits();
         let canaries = Frame::new(ByteCount::ZERO, limits.alignment)
             .ok()
-            .filter(|_| self.reach.reaches(self.kind()));
+            .filter(|_| self.access.reaches(self.kind()));
         let largest_region = limits.largest_region.map(|largest| match canaries {
             Some(frame) => largest.checked_sub(frame.whole).unwrap_or(ByteCount::ZERO),
             None => largest,
@@ -159,7 +159,7 @@ impl<A: Allocate + fmt::Debug> fmt::Debug for Guard<A> {
 /// Memory from [`Guard`].
 pub struct Guarded<M> {
     // Fields drop in this order: the canaries are read while the memory is still alive.
-    entry: Entry,
+    entry: LiveBlockEntry,
     memory: M,
     /// The start of the block within the upstream's memory.
     offset: ByteCount,

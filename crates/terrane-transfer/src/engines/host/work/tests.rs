@@ -79,7 +79,7 @@ fn job(sink: Arc<dyn OutcomeSink>) -> (CopyJob, Ticket) {
 /// The work, in chunks of 16 bytes.
 fn work(job: CopyJob) -> ChunkedJob {
     let guess = || Rate::new(1e9, Duration::ZERO, Duration::ZERO);
-    let rates = HostRates { through: guess(), past: guess(), relayout: guess() };
+    let rates = HostRates { through_cache: guess(), streaming: guess(), relayout: guess() };
     ChunkedJob::new(job, HostPath::ThroughCache, ByteCount::new(16), &Arc::new(rates))
 }
 

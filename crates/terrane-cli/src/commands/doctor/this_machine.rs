@@ -7,13 +7,13 @@ use std::time::{Duration, SystemTime};
 
 use terrane_plan::{DiskFacts, Machine};
 
-use super::answer::ask;
 use super::host;
+use super::probe::probe_in_child;
 use crate::restart::Restart;
 
 /// The facts about this machine. The free space of directories that do not exist is unknown.
-pub(crate) fn machine(restart: &Restart, directories: &[PathBuf]) -> Machine {
-    let gpu = ask(restart, "gpu-facts");
+pub(crate) fn facts(restart: &Restart, directories: &[PathBuf]) -> Machine {
+    let gpu = probe_in_child(restart, "gpu-facts");
     Machine {
         name: "here".to_owned(),
         title: "this machine".to_owned(),

@@ -13,7 +13,7 @@ use crate::table::duration;
 
 /// The result of a probe.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Answer {
+pub(crate) struct ProbeResult {
     pub findings: Vec<Finding>,
     /// The first device, for plans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,25 +90,29 @@ impl std::fmt::Display for Measured {
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs a probe in a child process with a time limit.
-pub(crate) fn ask(restart: &Restart, probe: &str) -> Answer {
-    ask_within(restart, &[probe], TIMEOUT)
+pub(crate) fn probe_in_child(restart: &Restart, probe: &str) -> ProbeResult {
+    probe_in_child_within(restart, &[probe], TIMEOUT)
 }
 
-pub(crate) fn ask_within(restart: &Restart, probe: &[&str], timeout: Duration) -> Answer {
+pub(crate) fn probe_in_child_within(
+    restart: &Restart,
+    probe: &[&str],
+    timeout: Duration,
+) -> ProbeResult {
     let mut command = restart.command();
     command.args(["doctor", "--probe"]).args(probe);
     let key = if probe.first() == Some(&"nixl") { "nixl" } else { "gpu" };
-    let refused = |detail: String| Answer {
+    let refused = |detail: String| ProbeResult {
         findings: vec![Finding::refused(
             key,
             detail,
             "see dmesg, and repeat; everything else works without it",
         )],
-        ..Answer::default()
+        ..ProbeResult::default()
     };
-    match child::answer(command, timeout) {
+    match child::output_of(command, timeout) {
         Ok(bytes) => serde_json::from_slice(&bytes)
             .unwrap_or_else(|error| refused(format!("the probe printed something else: {error}"))),
-        Err(no_answer) => refused(format!("the probe {no_answer}")),
+        Err(failure) => refused(format!("the probe {failure}")),
     }
 }

@@ -39,7 +39,7 @@ pub(super) fn omitted(geometry: &Geometry, drawn: &Drawn) -> Option<String> {
 }
 
 /// The counts of a section's axes.
-pub(super) fn holds(section: &Section) -> String {
+pub(super) fn axis_counts(section: &Section) -> String {
     let shape = section.shape();
     let heads = shape.heads.map(|heads| counted(u64::from(heads), "head"));
     let parts = [

@@ -21,7 +21,7 @@ use terrane_layout::{Claim, DecodeError, Geometry, GeometryLimits, LayoutFingerp
 
 use super::descriptor::LayoutDescriptor;
 use crate::error::{Part, WireError};
-use crate::frame::Opened;
+use crate::frame::FramePayload;
 use crate::frame::input::{Bytes, Input, count, put, put_names, unknown, unused};
 use crate::limits::{Limited, WireLimits};
 use crate::region::descriptor::RegionDescriptor;
@@ -97,10 +97,10 @@ pub(crate) fn write_layout(
 }
 
 pub(crate) fn read_layout(
-    opened: &Opened<'_>,
+    payload: &FramePayload<'_>,
     limits: &WireLimits,
 ) -> Result<LayoutDescriptor, WireError> {
-    let mut input = Input::new(opened);
+    let mut input = Input::new(payload);
     let header: Header = input.take(Part::Header)?;
     let storage = storage(header.storage, header.device)?;
     limits.check(Limited::Regions, header.regions.into(), limits.regions.into())?;

@@ -15,7 +15,7 @@ use crate::engine::finalizer::Waiters;
 ///
 /// Without them, a thread that waits for a relayed transfer would sleep, while one that waits for a
 /// transfer of the host engine copies, and one that waits for a device polls it.
-pub(super) struct PartsProgress {
+pub(super) struct PartInvitations {
     waiters: Waiters,
     parts: Mutex<Vec<Weak<dyn WaiterProgress>>>,
 }
@@ -23,7 +23,7 @@ pub(super) struct PartsProgress {
 /// An engine has few parts at a time.
 type Parts = SmallVec<[Arc<dyn WaiterProgress>; 8]>;
 
-impl PartsProgress {
+impl PartInvitations {
     pub(super) fn new(waiters: Waiters) -> Self {
         Self { waiters, parts: Mutex::default() }
     }
@@ -45,7 +45,7 @@ impl PartsProgress {
     }
 }
 
-impl WaiterProgress for PartsProgress {
+impl WaiterProgress for PartInvitations {
     fn poll(&self) {
         self.parts().iter().for_each(|part| part.poll());
     }

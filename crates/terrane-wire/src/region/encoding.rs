@@ -5,13 +5,13 @@ use terrane_core::{ByteCount, DeviceId, RemoteSpace};
 
 use super::descriptor::RegionDescriptor;
 use crate::error::{Part, WireError};
-use crate::frame::Opened;
+use crate::frame::FramePayload;
 use crate::frame::input::{Input, count, put, put_names, unknown, unused};
 use crate::limits::{Limited, WireLimits};
 
 /// A region without a layout.
 #[derive(Serialize, Deserialize)]
-struct RegionForm {
+struct EncodedRegion {
     /// 0 host, 1 device, 2 file.
     space: u8,
     /// The number of the device or file, or 0.
@@ -32,34 +32,34 @@ pub(crate) fn write_region(
         RemoteSpace::File(number) => (2, number),
         space => return Err(WireError::UnknownSpace { space }),
     };
-    let form = RegionForm {
+    let encoded = EncodedRegion {
         space,
         number,
         address: region.address(),
         length: region.length().get(),
         backends: count(Limited::Backends, region.backends().len())?,
     };
-    let frame = put(Part::Region(0), &form, frame)?;
+    let frame = put(Part::Region(0), &encoded, frame)?;
     put_names(Part::Backends(0), region.backends(), frame)
 }
 
 pub(crate) fn read_region(
-    opened: &Opened<'_>,
+    payload: &FramePayload<'_>,
     limits: &WireLimits,
 ) -> Result<RegionDescriptor, WireError> {
-    let mut input = Input::new(opened);
-    let form: RegionForm = input.take(Part::Region(0))?;
-    let space = match form.space {
-        0 => unused("number of a host space", form.number).map(|()| RemoteSpace::Host)?,
-        1 => match u32::try_from(form.number) {
+    let mut input = Input::new(payload);
+    let encoded: EncodedRegion = input.take(Part::Region(0))?;
+    let space = match encoded.space {
+        0 => unused("number of a host space", encoded.number).map(|()| RemoteSpace::Host)?,
+        1 => match u32::try_from(encoded.number) {
             Ok(device) => RemoteSpace::Device(DeviceId::new(device)),
-            Err(_) => return Err(WireError::NoSuchDevice { device: form.number }),
+            Err(_) => return Err(WireError::NoSuchDevice { device: encoded.number }),
         },
-        2 => RemoteSpace::File(form.number),
+        2 => RemoteSpace::File(encoded.number),
         tag => return Err(unknown("space", tag, &[0, 1, 2])),
     };
-    let backends = input.take_set(Part::Backends(0), form.backends, limits)?;
+    let backends = input.take_set(Part::Backends(0), encoded.backends, limits)?;
     input.end()?;
-    let length = ByteCount::new(form.length);
-    Ok(RegionDescriptor::with_set(space, form.address, length, backends))
+    let length = ByteCount::new(encoded.length);
+    Ok(RegionDescriptor::with_set(space, encoded.address, length, backends))
 }

@@ -28,7 +28,7 @@ fn shape() -> LayoutConfig {
 }
 
 /// Blocks in memory that is prepared in four steps.
-fn rising(context: &Context) -> (Endpoint, PinnedBringUp) {
+fn memory_in_steps(context: &Context) -> (Endpoint, PinnedBringUp) {
     let options = PinnedOptions { background_step: STEP, ..PinnedOptions::default() };
     let pinned = PinnedAllocator::new(context, options).unwrap();
     let plan = LayoutPlan::new(&shape(), LayoutKind::FullyContiguous, pinned.limits()).unwrap();
@@ -49,7 +49,7 @@ fn only_blocks_in_the_usable_prefix_are_copied() {
         if !faults::fail(name, "cuMemHostRegister_v2", 2, DriverCode::OUT_OF_MEMORY) {
             return;
         }
-        let (there, bring_up) = rising(&context);
+        let (there, bring_up) = memory_in_steps(&context);
         assert_eq!(
             bring_up.wait_for(STEP.checked_mul("steps", 4).unwrap(), TIMEOUT).unwrap_err().usable,
             ByteCount::mib(2)
@@ -70,7 +70,7 @@ fn only_blocks_in_the_usable_prefix_are_copied() {
                 let TransferError::NoEngine { declined, .. } = &rejected.cause else {
                     panic!("{path:?}, {ids:?}: {rejected}");
                 };
-                let all_so = declined.iter().all(|(_, why)| *why == Declined::ComingUp);
+                let all_so = declined.iter().all(|(_, why)| *why == Declined::MemoryNotReady);
                 assert!(all_so, "{path:?}, {ids:?}: {rejected}");
             }
         }
@@ -88,7 +88,7 @@ fn completely_prepared_memory_is_copied_by_every_path() {
         DeviceEngineOptions { path: Some(CopyPath::Direct), ..DeviceEngineOptions::default() };
     let fixture = Fixture::new(&context, options, &[DEVICE, APART, PINNED]);
     let (manager, access) = (fixture.manager(), fixture.access());
-    let (there, bring_up) = rising(&context);
+    let (there, bring_up) = memory_in_steps(&context);
     let here = fixture.endpoint(DEVICE, shape(), LAYERS_APART);
     let all: Vec<u32> = (0..BLOCKS).collect();
     let transfer = || ordered(Transfer::new(&here, &there), &here, &there).blocks(&all, &all);
