@@ -123,14 +123,14 @@ def test_sglang_s_ranks_do_not_see_each_other(directory):
 
 
 def capacities(adapters):
-    return [it.storage._store.snapshot()["tiers"][0]["capacity"] for it in adapters]
+    return [it.storage._rank.store.snapshot()["tiers"][0]["capacity"] for it in adapters]
 
 
 def test_sglang_s_replicas_take_the_folders_that_no_other_process_owns(directory):
     with installed("sglang", adapters.newest("sglang")) as module:
         def opened(**options):
             made = Sglang(module, directory, **options)
-            made.storage._open()
+            made.storage._rank.open()
             return made
 
         replicas = [opened(engines=2), opened(engines=2)]
@@ -150,7 +150,7 @@ def test_sglang_s_groups_of_dp_attention_divide_the_capacity(directory, is_state
     options = {"dp_groups": 2} if is_stated else {}
     with installed("sglang", adapters.newest("sglang")) as module:
         with pytest.raises(ValueError, match="dp_groups"):
-            Sglang(module, directory, changes={"dp_rank": 1}).storage._open()
+            Sglang(module, directory, changes={"dp_rank": 1}).storage._rank.open()
         if not is_stated:
             stated(attn_dp_size=2, num_dp_ranks=2, dp_rank=None)
         groups = [Sglang(module, directory, changes={"dp_rank": rank}, **options) for rank in (1, 0)]
@@ -207,7 +207,7 @@ def test_an_sglang_whose_store_cannot_be_opened_misses(directory, caplog):
         assert other.load([1]) == [None] and not other.store([1]) and not other.storage.exists(other.key(1))
         assert caplog.text.count("cannot be opened") == 1
         with pytest.raises(terrane_kv.InUseError):
-            other.storage._open()
+            other.storage._rank.open()
         owner.close()
         other.close()
 
@@ -253,7 +253,7 @@ def test_pages_of_another_byte_order_are_refused(directory, mla):
             assert again.storage.exists(again.key(1))
         else:
             with pytest.raises(terrane_kv.NamespaceError, match="page_order"):
-                again.storage._open()
+                again.storage._rank.open()
         again.close()
 
 
@@ -270,12 +270,12 @@ def test_types_of_8_bits_are_told_apart(directory, is_option):
             return made
 
         with pytest.raises(ValueError, match="set `kv_dtype`"):
-            opened(None).storage._open()
+            opened(None).storage._rank.open()
         first = opened("fp8_e4m3")
         assert first.store([1])
         first.close()
         with pytest.raises(terrane_kv.NamespaceError, match="kv_dtype"):
-            opened("fp8_e5m2").storage._open()
+            opened("fp8_e5m2").storage._rank.open()
         again = opened("fp8_e4m3")
         assert again.load([1]) == [True]
         again.close()
@@ -291,7 +291,7 @@ def test_two_models_with_one_alias_are_told_apart(directory, option, field):
         first.close()
         stated({**model, option: "other"})
         with pytest.raises(terrane_kv.NamespaceError, match=field):
-            Sglang(module, directory, model="chat").storage._open()
+            Sglang(module, directory, model="chat").storage._rank.open()
         stated(model)
         again = Sglang(module, directory, model="chat")
         assert again.load([1]) == [True]
