@@ -75,7 +75,7 @@ def test_a_load_of_vllm_that_fails_after_its_request_leaves_nothing(vllm):
     vllm.tier.drain_jobs()
     (result,) = vllm.tier.get_finished_jobs()
     assert not result.success
-    assert vllm.tier._failed == {} and vllm.tier._live == set() and vllm.tier._jobs == {}
+    assert vllm.tier._failed_keys == {} and vllm.tier._active_requests == set() and vllm.tier._jobs == {}
 
 
 def test_a_job_of_vllm_that_cannot_be_submitted_fails_by_itself(vllm):

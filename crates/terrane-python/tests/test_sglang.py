@@ -152,7 +152,7 @@ def test_sglang_s_groups_of_dp_attention_divide_the_capacity(directory, is_state
         with pytest.raises(ValueError, match="dp_groups"):
             Sglang(module, directory, changes={"dp_rank": 1}).storage._rank.open()
         if not is_stated:
-            stated(attn_dp_size=2, num_dp_ranks=2, dp_rank=None)
+            set_context(attn_dp_size=2, num_dp_ranks=2, dp_rank=None)
         groups = [Sglang(module, directory, changes={"dp_rank": rank}, **options) for rank in (1, 0)]
         assert groups[0].store([1]) and groups[1].load([1]) == [None]
         assert max(capacities(groups)) <= 32 * BLOCK
@@ -161,7 +161,7 @@ def test_sglang_s_groups_of_dp_attention_divide_the_capacity(directory, is_state
             group.close()
 
 
-def stated(model=None, **numbers):
+def set_context(model=None, **numbers):
     """Makes SGLang's context of the process return these numbers, and these values of the model."""
     module = types.ModuleType("sglang.srt.runtime_context")
     module.get_parallel = lambda: types.SimpleNamespace(**numbers)
@@ -172,7 +172,7 @@ def stated(model=None, **numbers):
 
 def test_a_replica_of_sglang_prefers_its_own_number(directory):
     with installed("sglang", adapters.newest("sglang")) as module:
-        stated(attn_dp_size=1, num_dp_ranks=2, dp_rank=1)
+        set_context(attn_dp_size=1, num_dp_ranks=2, dp_rank=1)
         made = Sglang(module, directory)
         assert made.store([1])
         assert os.listdir(directory) == ["rank-1-of-2"] and max(capacities([made])) <= 32 * BLOCK
@@ -263,7 +263,7 @@ def test_types_of_8_bits_are_told_apart(directory, is_option):
         def opened(dtype):
             options = {"kv_dtype": dtype} if is_option and dtype else {}
             if not is_option and dtype:
-                stated({"kv_cache_dtype": dtype})
+                set_context({"kv_cache_dtype": dtype})
             made = Sglang(module, directory, **options)
             # SGLang's pools have this type for each type of 8 bits.
             made.pool.dtype = "torch.uint8"
@@ -285,14 +285,14 @@ def test_types_of_8_bits_are_told_apart(directory, is_option):
 def test_two_models_with_one_alias_are_told_apart(directory, option, field):
     with installed("sglang", adapters.newest("sglang")) as module:
         model = {"model_path": "org/chat-7b", "revision": "main"}
-        stated(model)
+        set_context(model)
         first = Sglang(module, directory, model="chat")
         assert first.store([1])
         first.close()
-        stated({**model, option: "other"})
+        set_context({**model, option: "other"})
         with pytest.raises(terrane_kv.NamespaceError, match=field):
             Sglang(module, directory, model="chat").storage._rank.open()
-        stated(model)
+        set_context(model)
         again = Sglang(module, directory, model="chat")
         assert again.load([1]) == [True]
         again.close()

@@ -17,7 +17,7 @@ import pytest
 
 import terrane_kv
 from adapters import BLOCK, content
-from terrane_kv.folders import Seldom
+from terrane_kv.folders import RateLimitedWarning
 from terrane_kv.sharing import Client, RefusedError, Server, run
 
 
@@ -164,7 +164,7 @@ def test_memory_that_could_shrink_is_refused(served):
 
 def test_a_client_that_stops_within_a_message_is_disconnected(served, monkeypatch):
     _, path = served
-    monkeypatch.setattr("terrane_kv.sharing.protocol.PATIENCE_S", 0.2)
+    monkeypatch.setattr("terrane_kv.sharing.protocol.ANSWER_TIMEOUT_S", 0.2)
     before = descriptors()
     hello = json.dumps({"identity": {"model": "m"}}).encode()
     for message in (b"", b"\0\0\0", struct.pack(">I", len(hello)) + hello + b"\0\0"):
@@ -188,12 +188,12 @@ def test_a_server_without_descriptors_serves_again_once_it_has_some(served, capl
     _, path = served
     asked = []
 
-    def is_due(seldom, original=Seldom.is_due):
+    def is_due(seldom, original=RateLimitedWarning.is_due):
         asked.append(original(seldom))
         return asked[-1]
 
-    monkeypatch.setattr(Seldom, "is_due", is_due)
-    monkeypatch.setattr("terrane_kv.sharing.server.PAUSE_S", 0.001)
+    monkeypatch.setattr(RateLimitedWarning, "is_due", is_due)
+    monkeypatch.setattr("terrane_kv.sharing.server.ACCEPT_RETRY_DELAY_S", 0.001)
     client = Client(path, {"model": "m"}, BLOCK)
     assert client.presences(["k"], 0) == b"\0"
     other = socket.socket(socket.AF_UNIX)
@@ -424,7 +424,7 @@ def test_a_server_that_does_not_answer_is_left_alone_for_a_time(directory, monke
         os.waitpid(process.pid, os.WUNTRACED)
         try:
             with monkeypatch.context() as short:
-                short.setattr("terrane_kv.sharing.protocol.PATIENCE_S", 0.2)
+                short.setattr("terrane_kv.sharing.protocol.ANSWER_TIMEOUT_S", 0.2)
                 with pytest.raises(TimeoutError):
                     client.presences(["k"], 0)
                 # The next calls send nothing.
@@ -435,7 +435,7 @@ def test_a_server_that_does_not_answer_is_left_alone_for_a_time(directory, monke
                     with pytest.raises(TimeoutError, match="after 30 seconds"):
                         client.run("get", ["k"], spans(content(1)), 0, 30.0)
             # Later, one call tries again. The others still miss at once.
-            client._rests_until = 0.0
+            client._retry_at = 0.0
             calls = []
 
             def late(*_):
@@ -451,10 +451,10 @@ def test_a_server_that_does_not_answer_is_left_alone_for_a_time(directory, monke
             assert calls == [1]
         finally:
             process.send_signal(signal.SIGCONT)
-        client._rests_until = 0.0
-        assert client.presences(["k"], 0) == b"\0" and client._rests_until is None
+        client._retry_at = 0.0
+        assert client.presences(["k"], 0) == b"\0" and client._retry_at is None
         client.close()
-        client._rests_until = time.monotonic() + 1000
+        client._retry_at = time.monotonic() + 1000
         with pytest.raises(terrane_kv.ClosedError):
             client.presences(["k"], 0)
         process.stdin.close()

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from terrane_kv import sharing
 from terrane_kv._native import Blocks
-from terrane_kv.folders import Seldom, capacity_bytes, log_like, seconds
+from terrane_kv.folders import RateLimitedWarning, capacity_bytes, log_like, seconds
 from terrane_kv.sglang.pools import is_logical, page_blocks, page_copies, page_spans, spans_in, tensor_spans
 from terrane_kv.sglang.rank_store import RankStore
 from terrane_kv.sharing import Client, RefusedError
@@ -26,7 +26,7 @@ OPTIONS = (
 )
 READY = 2
 # The time after which a rank that cannot connect to rank 0 logs a warning.
-PATIENCE_S = 60.0
+WARN_AFTER_S = 60.0
 REMEDY = "All ranks must run on one machine, as one user, with one root_dir"
 
 
@@ -37,7 +37,7 @@ class _Outage:
         # The first call of those that could not connect.
         self.since = None
         # Failures of other kinds.
-        self.warnings = Seldom()
+        self.warnings = RateLimitedWarning()
 
 
 class TerraneHiCacheStorage(HiCacheStorage):
@@ -110,10 +110,10 @@ class TerraneHiCacheStorage(HiCacheStorage):
             self._lookups.since = None
             return [presence >= READY for presence in found]
         except Exception as error:
-            self._failed(self._lookups, f"a lookup of {len(keys)} pages failed", error)
+            self._log_failure(self._lookups, f"a lookup of {len(keys)} pages failed", error)
             return [False] * len(keys)
 
-    def _failed(self, outage, what, error):
+    def _log_failure(self, outage, what, error):
         """Logs that a call has failed. No exception reaches a step of the engine."""
         if not isinstance(self._rank.store, Client) or not isinstance(error, (OSError, RefusedError)):
             logger.warning("%s: %r", what, error)
@@ -126,7 +126,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         # Rank 0 may start later than this rank.
         now = time.monotonic()
         since = outage.since = outage.since or now
-        if not self._has_warned and (isinstance(error, RefusedError) or now - since > PATIENCE_S):
+        if not self._has_warned and (isinstance(error, RefusedError) or now - since > WARN_AFTER_S):
             self._has_warned = True
             logger.warning(
                 "the store of tensor-parallel rank 0 cannot be used, and each page is a miss: %r. %s", error, REMEDY
@@ -207,7 +207,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 if is_done:
                     memory.set_from_flat_data_page(index, page)
         except Exception as error:
-            self._failed(self._moves, f"{len(copies)} pages could not be copied to a pool", error)
+            self._log_failure(self._moves, f"{len(copies)} pages could not be copied to a pool", error)
             return [False] * len(done)
         return done
 
@@ -236,7 +236,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
                     outcome = (store.put if verb == "put" else store.get)(names, blocks, **options).wait()
                     done, error = outcome.done, outcome.error
         except Exception as error:
-            self._failed(self._moves, f"{verb} of {len(keys)} pages was refused", error)
+            self._log_failure(self._moves, f"{verb} of {len(keys)} pages was refused", error)
             return [False] * len(keys)
         if error is not None:
             logger.warning("%s: %s", verb, error)

@@ -9,14 +9,14 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from terrane_kv import keys as key_seeds
 from terrane_kv._native import NamespaceError, StoreError
-from terrane_kv.folders import Seldom, namespace_name, open_unowned, rank_folder
+from terrane_kv.folders import RateLimitedWarning, namespace_name, open_unowned, rank_folder
 from terrane_kv.sharing import Client, Server
 from terrane_kv.sglang.pools import has_some_layers, is_logical, is_sharded, page_bytes, weighted_groups
 
 logger = logging.getLogger("terrane_kv")
 
 # The pause after a store could not be opened.
-REST_S = 30.0
+RETRY_DELAY_S = 30.0
 
 
 class RankStore:
@@ -34,8 +34,8 @@ class RankStore:
         self._server = None
         # A failure to open the store is final, or the store is opened again after this time.
         self._is_refused = False
-        self._rests_until = 0.0
-        self._warnings = Seldom()
+        self._retry_at = 0.0
+        self._warnings = RateLimitedWarning()
         # The group of each pool, once the store is open.
         self._groups = {}
 
@@ -57,22 +57,22 @@ class RankStore:
         """The store, or None if it cannot be opened. Each page is then a miss.
 
         The failure is logged. It is final if the options or the namespace are wrong. Otherwise, a call tries again after
-        `REST_S` seconds, because another process may end or free space.
+        `RETRY_DELAY_S` seconds, because another process may end or free space.
         """
         if self.store is not None:
             return self.store
-        if self._is_refused or time.monotonic() < self._rests_until:
+        if self._is_refused or time.monotonic() < self._retry_at:
             return None
         try:
             return self.open()
         except Exception as error:
-            self._rests_until = time.monotonic() + REST_S
+            self._retry_at = time.monotonic() + RETRY_DELAY_S
             # The texts of these errors contain a remedy.
             is_known = isinstance(error, (StoreError, ValueError, OSError))
             self._is_refused = not is_known or isinstance(error, (NamespaceError, ValueError))
             if self._is_refused or self._warnings.is_due():
                 what = "the store cannot be opened; no page is stored or loaded"
-                until = "" if self._is_refused else f"; it is opened again after {REST_S:g} seconds"
+                until = "" if self._is_refused else f"; it is opened again after {RETRY_DELAY_S:g} seconds"
                 logger.error("%s: %s%s", what, error, until, exc_info=not is_known)
             return None
 
@@ -131,8 +131,8 @@ class RankStore:
             ],
             "split_heads": [config.tp_lcm_size, config.should_split_heads],
             # The model's name may be the alias that clients use (--served-model-name).
-            "model_path": _stated("get_model", "model_path"),
-            "model_revision": _stated("get_model", "revision"),
+            "model_path": _engine_setting("get_model", "model_path"),
+            "model_revision": _engine_setting("get_model", "revision"),
             "revision": self._extra.get("revision"),
             "rope_scaling": self._extra.get("rope_scaling"),
         }
@@ -178,13 +178,13 @@ class RankStore:
         """
         if not self.is_shared or any(has_some_layers(pool) for pool in self.pools.values()):
             return False
-        return (_parallel("attn_tp_size") or self._config.tp_size) != self._config.tp_size
+        return (_parallel_setting("attn_tp_size") or self._config.tp_size) != self._config.tp_size
 
     def _kv_dtype(self):
         """The type of the cache's elements, if the pools do not have it: they store types of 8 bits and less as uint8."""
         if not any(str(getattr(pool, "dtype", None)) == "torch.uint8" for pool in self.pools.values()):
             return None
-        dtype = self._extra.get("kv_dtype") or _stated("get_model", "kv_cache_dtype")
+        dtype = self._extra.get("kv_dtype") or _engine_setting("get_model", "kv_cache_dtype")
         if dtype is None:
             raise ValueError(
                 "the host pool has elements of uint8, and SGLang does not pass their type; set `kv_dtype` in the extra "
@@ -203,19 +203,19 @@ class RankStore:
         """The group of dp attention, the number of groups, the number of engines, and the numbers that this engine may
         use, the preferred number first."""
         group = getattr(self._config, "dp_rank", 0) or 0
-        groups = int(self._extra.get("dp_groups") or _parallel("attn_dp_size") or 1)
+        groups = int(self._extra.get("dp_groups") or _parallel_setting("attn_dp_size") or 1)
         if group >= groups:
             raise ValueError(
                 f"this is group {group} (from 0) of dp attention, and {groups} are known; set `dp_groups` in the extra "
                 "config to the value of --dp-size"
             )
-        replicas = max(1, (_parallel("num_dp_ranks") or groups) // groups)
+        replicas = max(1, (_parallel_setting("num_dp_ranks") or groups) // groups)
         engines = int(self._extra.get("engines", replicas))
         if engines < 1:
             raise ValueError(f"the extra config has {engines} engines; set 1 or more")
         if "engine" in self._extra:
             return group, groups, engines, [int(self._extra["engine"])]
-        replica = _parallel("dp_rank") if groups == 1 else None
+        replica = _parallel_setting("dp_rank") if groups == 1 else None
         if self.is_shared and engines > 1:
             if replica is None or replica >= engines:
                 raise ValueError(
@@ -227,13 +227,13 @@ class RankStore:
         return group, groups, engines, numbers
 
 
-def _parallel(name):
+def _parallel_setting(name):
     """A rank or a size from SGLang's context of this process, or None."""
-    value = _stated("get_parallel", name)
+    value = _engine_setting("get_parallel", name)
     return value if isinstance(value, int) else None
 
 
-def _stated(part, name):
+def _engine_setting(part, name):
     """A value in a part of SGLang's context of this process, or None."""
     try:
         from sglang.srt import runtime_context

@@ -12,7 +12,7 @@ from terrane_kv.sharing.protocol import SocketPath
 from terrane_kv.sharing.window import Window, aligned, copy
 
 # After a request without an answer, a client sends no other for this time, and its pages are misses.
-REST_S = 30.0
+RETRY_DELAY_S = 30.0
 
 
 class _Connection:
@@ -22,7 +22,7 @@ class _Connection:
         self.window = None
         self.socket = protocol.track(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
-            self.socket.settimeout(protocol.PATIENCE_S)
+            self.socket.settimeout(protocol.ANSWER_TIMEOUT_S)
             with SocketPath(path) as place:
                 self.socket.connect(place)
             descriptors = []
@@ -38,7 +38,7 @@ class _Connection:
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
-            answer = protocol.receive(self.socket, protocol.PATIENCE_S)[0]
+            answer = protocol.receive(self.socket, protocol.ANSWER_TIMEOUT_S)[0]
             if "refused" in answer:
                 raise protocol.RefusedError(answer["refused"])
             if "failed" in answer:
@@ -47,11 +47,11 @@ class _Connection:
             self.socket.close()
             raise
 
-    def ask(self, request, patience):
+    def ask(self, request, timeout):
         """The server's answer. Raises `StoreError` if the request has failed."""
-        self.socket.settimeout(patience)
+        self.socket.settimeout(timeout)
         protocol.send(self.socket, request)
-        answer = protocol.receive(self.socket, patience)[0]
+        answer = protocol.receive(self.socket, timeout)[0]
         if "failed" in answer:
             raise StoreError(answer["failed"])
         return answer
@@ -61,7 +61,7 @@ class Client:
     """The store of another process. Threads may call it concurrently: each call uses its own connection.
 
     Calls raise `OSError` if no server answers, and `RefusedError` if the identities differ. The next call tries again.
-    After a `TimeoutError`, calls raise it at once for `REST_S` seconds. Then one call tries again.
+    After a `TimeoutError`, calls raise it at once for `RETRY_DELAY_S` seconds. Then one call tries again.
     In a forked child, calls raise `ForkedError`.
     """
 
@@ -70,7 +70,7 @@ class Client:
         self._window_bytes = max(window.WINDOW_BYTES, aligned(block_bytes))
         self._lock, self._is_closed, self._process = threading.Lock(), False, os.getpid()
         # The time at which a call tries again after a `TimeoutError`.
-        self._rests_until = None
+        self._retry_at = None
         # Connections that no call uses: without memory, and with memory.
         self._idle = {False: [], True: []}
 
@@ -80,23 +80,25 @@ class Client:
         if os.getpid() != self._process:
             raise ForkedError("the client belongs to the parent of this process; create a client after the fork")
         with self._lock:
-            if self._rests_until is not None and not self._is_closed:
+            if self._retry_at is not None and not self._is_closed:
                 now = time.monotonic()
-                if now < self._rests_until:
-                    raise TimeoutError(f"the server did not answer; requests are sent again after {REST_S:g} seconds")
+                if now < self._retry_at:
+                    raise TimeoutError(
+                        f"the server did not answer; requests are sent again after {RETRY_DELAY_S:g} seconds"
+                    )
                 # Only this call tries again. The others wait for its result as misses.
-                self._rests_until = now + REST_S
+                self._retry_at = now + RETRY_DELAY_S
         try:
             answer = self._ask_now(needs_window, use)
         except TimeoutError:
             with self._lock:
-                self._rests_until = time.monotonic() + REST_S
+                self._retry_at = time.monotonic() + RETRY_DELAY_S
             raise
         except BaseException:
-            # A server that has ended needs no rest, because its clients see that at once.
-            self._rests_until = None
+            # Without a delay: a client sees at once that its server has ended.
+            self._retry_at = None
             raise
-        self._rests_until = None
+        self._retry_at = None
         return answer
 
     def _ask_now(self, needs_window, use):
@@ -129,10 +131,10 @@ class Client:
 
     def presences(self, keys, group):
         request = {"verb": "presences", "keys": keys, "group": group}
-        return bytes(self._ask(False, lambda it: it.ask(request, protocol.PATIENCE_S))["presences"])
+        return bytes(self._ask(False, lambda it: it.ask(request, protocol.ANSWER_TIMEOUT_S))["presences"])
 
     def clear(self):
-        self._ask(False, lambda it: it.ask({"verb": "clear"}, protocol.PATIENCE_S))
+        self._ask(False, lambda it: it.ask({"verb": "clear"}, protocol.ANSWER_TIMEOUT_S))
 
     def run(self, verb, keys, memory, group, timeout):
         """Gets or puts blocks. For each key, `memory` has a list of spans, which are pairs of address and size.
@@ -163,7 +165,7 @@ class Client:
     @staticmethod
     def _move(connection, verb, keys, memory, group, timeout):
         sizes = [sum(size for _, size in spans) for spans in memory]
-        places = connection.window.places(sizes)
+        places = connection.window.addresses(sizes)
         if verb == "put":
             for place, spans in zip(places, memory):
                 for address, size in spans:
@@ -171,7 +173,7 @@ class Client:
                     place += size
         priority = "low" if verb == "put" else "high"
         request = {"verb": verb, "keys": keys, "group": group, "sizes": sizes, "priority": priority, "timeout": timeout}
-        answer = connection.ask(request, timeout + protocol.PATIENCE_S)
+        answer = connection.ask(request, timeout + protocol.ANSWER_TIMEOUT_S)
         if verb == "get":
             for place, spans, is_done in zip(places, memory, answer.get("done", ())):
                 for address, size in spans if is_done else ():

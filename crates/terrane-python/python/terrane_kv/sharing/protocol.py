@@ -15,9 +15,9 @@ import weakref
 from terrane_kv._native import StoreError
 
 # The maximum length of a message. 128 keys of 64 bytes take 9 KiB.
-LONGEST = 16 << 20
+MAX_MESSAGE_BYTES = 16 << 20
 # A server must answer within the timeout of the job plus this time. A message that has begun must end within it.
-PATIENCE_S = 10.0
+ANSWER_TIMEOUT_S = 10.0
 
 # The sockets of this process. A forked child closes its copies. Otherwise the parent's end would not be seen.
 _sockets = weakref.WeakSet()
@@ -53,14 +53,16 @@ def send(connection, message, descriptors=()):
         connection.sendall(content[sent:])
 
 
-def receive(connection, patience, descriptors=0, may_wait=False):
-    """Receives a message and its descriptors within `patience` seconds. With `may_wait`, the time starts at the first byte.
+def receive(connection, timeout, descriptors=0, may_wait=False):
+    """Receives a message and its descriptors. It must end within `timeout` seconds.
+
+    With `may_wait`, the time starts at the first byte.
 
     Descriptors are lost if the other process sends more, or if this process may have no more. The third value states it.
 
     Raises `ConnectionError` at the end of the connection and for an invalid message, and `TimeoutError`.
     """
-    end = None if may_wait else time.monotonic() + patience
+    end = None if may_wait else time.monotonic() + timeout
     found, is_cut = [], False
 
     def part_of(length):
@@ -71,7 +73,7 @@ def receive(connection, patience, descriptors=0, may_wait=False):
         is_cut = is_cut or bool(flags & socket.MSG_CTRUNC)
         if not part:
             raise ConnectionError("the other process has closed the connection")
-        end = time.monotonic() + patience if end is None else end
+        end = time.monotonic() + timeout if end is None else end
         return part
 
     try:
@@ -79,13 +81,13 @@ def receive(connection, patience, descriptors=0, may_wait=False):
         while len(head) < 4:
             head += part_of(4 - len(head))
         length = struct.unpack(">I", head)[0]
-        if length > LONGEST:
-            raise ConnectionError(f"a message of {length} bytes; {LONGEST} is the limit")
+        if length > MAX_MESSAGE_BYTES:
+            raise ConnectionError(f"a message of {length} bytes; {MAX_MESSAGE_BYTES} is the limit")
         content = bytearray()
         while len(content) < length:
             content += part_of(min(length - len(content), 1 << 20))
         # Later sends wait for the other process for as long.
-        connection.settimeout(patience)
+        connection.settimeout(timeout)
         try:
             message = json.loads(content)
         except (ValueError, RecursionError) as error:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 
-from terrane_kv.folders import Seldom
+from terrane_kv.folders import RateLimitedWarning
 from terrane_kv.sharing import protocol
 from terrane_kv.sharing.jobs import run
 from terrane_kv.sharing.protocol import SocketPath
@@ -17,7 +17,7 @@ from terrane_kv.sharing.window import Window
 logger = logging.getLogger("terrane_kv")
 
 # The pause after a connection that could not be accepted, for example without free descriptors.
-PAUSE_S = 0.1
+ACCEPT_RETRY_DELAY_S = 0.1
 
 
 class Server:
@@ -45,7 +45,7 @@ class Server:
         threading.Thread(target=self._accept, name="terrane-share", daemon=True).start()
 
     def _accept(self):
-        warnings = Seldom()
+        warnings = RateLimitedWarning()
         while True:
             connection = None
             try:
@@ -67,11 +67,11 @@ class Server:
                     connection.close()
                 if warnings.is_due():
                     logger.warning("a connection to %s cannot be accepted: %s", self._path, error)
-                time.sleep(PAUSE_S)
+                time.sleep(ACCEPT_RETRY_DELAY_S)
 
     def _serve(self, connection):
         try:
-            hello, descriptors, is_cut = protocol.receive(connection, protocol.PATIENCE_S, descriptors=1)
+            hello, descriptors, is_cut = protocol.receive(connection, protocol.ANSWER_TIMEOUT_S, descriptors=1)
             try:
                 theirs = json.dumps(hello.get("identity"), sort_keys=True)
                 if theirs != self._identity:
@@ -92,7 +92,7 @@ class Server:
                     os.close(descriptor)
             protocol.send(connection, {"accepted": os.getpid()})
             while True:
-                request = protocol.receive(connection, protocol.PATIENCE_S, may_wait=True)[0]
+                request = protocol.receive(connection, protocol.ANSWER_TIMEOUT_S, may_wait=True)[0]
                 try:
                     answer = self._answer(request, window)
                 except Exception as error:

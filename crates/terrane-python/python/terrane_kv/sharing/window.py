@@ -26,7 +26,7 @@ class Window:
         self.memory = mmap.mmap(descriptor, size)
         self.start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
-    def places(self, sizes):
+    def addresses(self, sizes):
         """The addresses of blocks of these sizes, each at the next aligned offset."""
         pointers, at = [], self.start
         for size in sizes:
@@ -38,5 +38,5 @@ class Window:
 
     def blocks(self, sizes):
         """A function that returns the blocks from one number to another one."""
-        pointers = self.places(sizes)
+        pointers = self.addresses(sizes)
         return lambda start, end: Blocks.at(pointers[start:end], sizes[start:end], end - start, keep=self)
