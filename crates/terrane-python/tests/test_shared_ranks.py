@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import signal
+import threading
+import time
 
 import pytest
 
@@ -70,7 +72,33 @@ def test_a_rank_that_starts_before_rank_0_misses_until_it_is_there(module, direc
     assert caplog.text.count("cannot be used") == 1
     first = opened(module, directory, 0)
     assert first.store([1]) and late.load([1]) == [True]
-    close([first, late])
+    first.close()
+    # The next outage is logged too.
+    late.storage._outage_warnings.next = 0.0
+    assert late.load([1]) == [None] and caplog.text.count("cannot be used") == 1
+    late.storage._moves.since -= 1000
+    assert late.load([1]) == [None] and caplog.text.count("cannot be used") == 2
+    close([late])
+
+
+def test_a_rank_0_without_a_thread_for_its_server_tries_again(module, directory, monkeypatch, caplog):
+    first, other = Sglang(module, directory, tp=(0, RANKS), mla=True), opened(module, directory, 1)
+    start = threading.Thread.start
+
+    def fail(thread):
+        if thread.name == "terrane-share":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", fail)
+        assert not first.store([1])
+    assert "limit of threads" in caplog.text and "opened again after 30 seconds" in caplog.text
+    started = time.monotonic()
+    assert other.load([1]) == [None] and time.monotonic() - started < 5, "no process listens"
+    first.storage._rank._retry_at = 0.0
+    assert first.store([1]) and other.load([1]) == [True]
+    close([first, other])
 
 
 def test_moves_that_always_fail_are_logged_although_lookups_succeed(module, directory, caplog, monkeypatch):

@@ -25,7 +25,7 @@ OPTIONS = (
     "timeout_s",
 )
 READY = 2
-# The time after which a rank that cannot connect to rank 0 logs a warning.
+# The time after which a rank that cannot connect to rank 0 logs a warning. Another one follows each minute.
 WARN_AFTER_S = 60.0
 REMEDY = "All ranks must run on one machine, as one user, with one root_dir"
 
@@ -83,7 +83,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         self.registered_pools = self._rank.pools
         # Lookups and moves fail separately: a lookup needs no memory.
         self._lookups, self._moves = _Outage(), _Outage()
-        self._has_warned = False
+        self._outage_warnings = RateLimitedWarning()
 
     # Host pools: the store is opened with the first page, once all of them are known.
 
@@ -126,8 +126,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
         # Rank 0 may start later than this rank.
         now = time.monotonic()
         since = outage.since = outage.since or now
-        if not self._has_warned and (isinstance(error, RefusedError) or now - since > WARN_AFTER_S):
-            self._has_warned = True
+        is_long = isinstance(error, RefusedError) or now - since > WARN_AFTER_S
+        if is_long and self._outage_warnings.is_due():
             logger.warning(
                 "the store of tensor-parallel rank 0 cannot be used, and each page is a miss: %r. %s", error, REMEDY
             )

@@ -165,7 +165,7 @@ class RankStore:
         if self.is_shared:
             try:
                 self._server = Server(store, path, identity)
-            except OSError:
+            except BaseException:
                 store.close()
                 raise
         return store

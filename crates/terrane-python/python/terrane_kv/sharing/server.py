@@ -1,5 +1,6 @@
 """The owner's end of a shared store."""
 
+import errno
 import fcntl
 import json
 import logging
@@ -23,7 +24,8 @@ ACCEPT_RETRY_DELAY_S = 0.1
 class Server:
     """Serves a store to the processes that connect to `path` with an equal `identity`, on daemon threads.
 
-    The owner of the store creates it, so an old socket at `path` belongs to a process that has ended.
+    The owner of the store creates it, so an old socket at `path` belongs to a process that has ended. Raises `OSError`
+    if it cannot listen, or cannot start its thread.
     """
 
     def __init__(self, store, path, identity):
@@ -39,10 +41,16 @@ class Server:
                 self._socket.bind(place)
                 os.chmod(place, 0o600)
             self._socket.listen(64)
-        except OSError:
+            threading.Thread(target=self._accept, name="terrane-share", daemon=True).start()
+        except RuntimeError as error:
+            self._socket.close()
+            raise OSError(
+                errno.EAGAIN, f"cannot start a thread that serves {path}: {error}; raise the limit of threads (ulimit -u)"
+            ) from error
+        except BaseException:
+            # Clients of a socket that listens would wait for an answer.
             self._socket.close()
             raise
-        threading.Thread(target=self._accept, name="terrane-share", daemon=True).start()
 
     def _accept(self):
         warnings = RateLimitedWarning()
