@@ -195,6 +195,9 @@ def test_no_call_of_sglang_raises(sglang, caplog):
     # One page too few, and a pool that fails.
     assert storage.batch_get_v1(keys, sglang.pool.indices([0])[:1]) == [False, False]
     sglang.pool.get_page_buffer_meta = lambda indices: 1 / 0
+    # Each of these failures would be logged once a minute.
+    assert caplog.text.count("was refused") == 1
+    storage._moves.warnings.next = 0.0
     assert storage.batch_set_v1(keys, sglang.pool.indices([0, 1])) == [False, False]
     assert storage.batch_exists([1, 2]) == 0
     assert "ZeroDivisionError" in caplog.text
@@ -333,6 +336,36 @@ def test_a_store_that_is_freed_is_opened_after_a_pause(directory, monkeypatch, c
         other.close()
 
 
+def test_a_backend_that_is_closed_before_its_first_page_opens_no_store(directory, caplog):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        made = Sglang(module, directory)
+        made.close()
+        assert made.load([1]) == [None] and not made.store([1]) and not made.storage.exists(made.key(1))
+        with pytest.raises(terrane_kv.ClosedError, match="attach it again"):
+            made.storage.clear()
+        assert os.listdir(directory) == [] and not caplog.records
+
+
+def test_failures_of_the_drive_are_logged_once_a_minute(sglang, caplog):
+    class Job:
+        """A job that the drive has failed."""
+
+        done, error = [False], "key 0: the drive failed"
+
+        def wait(self):
+            return self
+
+    assert sglang.store([1])
+    store = sglang.storage._rank.store
+    sglang.storage._rank.store = types.SimpleNamespace(put=lambda *_, **__: Job(), get=lambda *_, **__: Job())
+    for _ in range(3):
+        assert not sglang.store([2]) and sglang.load([1]) == [None]
+    assert caplog.text.count("the drive failed") == 1
+    sglang.storage._moves.warnings.next = 0.0
+    assert sglang.load([1]) == [None] and caplog.text.count("the drive failed") == 2
+    sglang.storage._rank.store = store
+
+
 def test_a_store_of_another_namespace_stays_refused(directory, monkeypatch, caplog):
     with installed("sglang", adapters.newest("sglang")) as module:
         first = Sglang(module, directory, revision="one")
@@ -370,6 +403,47 @@ def test_pages_of_a_pool_without_zero_copy_are_copied(sglang, error):
     assert storage.batch_set_v2([transfer(keys, [0, 1])]) == {name: [False] * 3}
     pool.set_from_flat_data_page = lambda index, page: 1 / 0
     assert storage.batch_get_v2([transfer(keys, [5, 3, 4])]) == {name: [False] * 3}
+
+
+class UnifiedPool(CopiedPool):
+    """A pool in a region that another pool has registered, like the SWA pool of SGLang's unified memory."""
+
+    def __init__(self, size):
+        super().__init__(size)
+        self._host_page_buffer_view, self.kv_buffer = self.kv_buffer, None
+        self.allocated = set()
+
+    def get_page_buffer_meta(self, indices):
+        pages = [int(index) // self.page_size for index in list(indices)[:: self.page_size]]
+        assert self.allocated.issuperset(pages), "a host page is not allocated"
+        view = self._host_page_buffer_view
+        return [view[part, page].ctypes.data for page in pages for part in (0, 1)], [self.half] * 2 * len(pages)
+
+
+def test_a_pool_of_unified_memory_has_pages_of_its_own(sglang):
+    storage, name = sglang.storage, sglang.types.PoolName.MAMBA
+    pool = UnifiedPool(size=8192)
+    storage.register_mem_host_pool_v2(pool, name)
+    assert sglang.store([1, 2, 3])
+    keys = [sglang.key(number) for number in (1, 2, 3)]
+
+    def transfer(keys, pages):
+        return sglang.types.PoolTransfer(
+            name=name, keys=keys, host_indices=pool.indices(pages), hit_policy=sglang.types.PoolHitPolicy.ALL_PAGES
+        )
+
+    assert storage.batch_get_v2([transfer(keys, [4, 5, 6])]) == {name: [False] * 3}
+    pool.allocated.update((4, 5, 6))
+    for page in (4, 5):
+        pool._host_page_buffer_view[:, page] = page
+    assert storage.batch_set_v2([transfer(keys[:2], [4, 5])]) == {name: [True, True]}
+    assert storage.batch_exists_v2(keys, [transfer(keys, [4, 5, 6])]).kv_hit_pages == 2
+    pool._host_page_buffer_view[:] = 0
+    assert storage.batch_get_v2([transfer(keys, [5, 4, 6])]) == {name: [True, True, False]}
+    assert (pool._host_page_buffer_view[:, 5] == 4).all() and (pool._host_page_buffer_view[:, 4] == 5).all()
+    # SGLang destroys its pools at the exit.
+    pool._host_page_buffer_view, pool._destroyed = None, True
+    assert storage.batch_get_v2([transfer(keys, [5, 4, 6])]) == {name: [False] * 3}
 
 
 def test_the_older_interface_has_each_page_of_a_pool_without_memory(sglang):

@@ -190,7 +190,8 @@ class TerraneTier(SecondaryTierManager):
                 success=all(done),
                 successful_keys=successful,
                 transfer_time=seconds,
-                transfer_bytes=moved or None,
+                # vLLM replaces None by the size of all keys. A store of stored keys would then look infinitely fast.
+                transfer_bytes=moved,
             )
         )
 
@@ -208,11 +209,11 @@ class TerraneTier(SecondaryTierManager):
         stored, self._stored = self._stored, []
         yield from (self._event(job_keys, False) for job_keys in stored)
         changes = self._events.drain() if self._events is not None else ()
-        # If a key is stored again by now, it has been announced as stored.
+        # If a key is stored again by now, it has been announced as stored. A write that has not ended may still fail.
         removed = [
             key
             for kind, key in changes
-            if kind != "stored" and key is not None and self._store.presence(key) == ABSENT
+            if kind != "stored" and key is not None and self._store.presence(key) < READY
         ]
         if removed:
             yield self._event(removed, True)

@@ -36,7 +36,7 @@ class _Outage:
     def __init__(self):
         # The first call of those that could not connect.
         self.since = None
-        # Failures of other kinds.
+        # All other failures.
         self.warnings = RateLimitedWarning()
 
 
@@ -115,13 +115,12 @@ class TerraneHiCacheStorage(HiCacheStorage):
 
     def _log_failure(self, outage, what, error):
         """Logs that a call has failed. No exception reaches a step of the engine."""
-        if not isinstance(self._rank.store, Client) or not isinstance(error, (OSError, RefusedError)):
-            logger.warning("%s: %r", what, error)
-            return
-        if not isinstance(error, (ConnectionError, FileNotFoundError, RefusedError)):
+        is_of_rank_0 = isinstance(self._rank.store, Client) and isinstance(error, (OSError, RefusedError))
+        if not is_of_rank_0 or not isinstance(error, (ConnectionError, FileNotFoundError, RefusedError)):
             if outage.warnings.is_due():
-                remedy = f". {REMEDY}" if isinstance(error, PermissionError) else ""
-                logger.warning("%s in the store of tensor-parallel rank 0: %r%s", what, error, remedy)
+                place = " in the store of tensor-parallel rank 0" if is_of_rank_0 else ""
+                remedy = f". {REMEDY}" if is_of_rank_0 and isinstance(error, PermissionError) else ""
+                logger.warning("%s%s: %r%s", what, place, error, remedy)
             return
         # Rank 0 may start later than this rank.
         now = time.monotonic()
@@ -218,7 +217,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
             return [False] * len(keys)
         group = self._rank.group(pool)
         if group is None:
-            logger.warning("the pool %s was registered after the store was opened; it is not stored", pool)
+            if self._moves.warnings.is_due():
+                logger.warning("the pool %s was registered after the store was opened; it is not stored", pool)
             return [False] * len(keys)
         try:
             pointers, sizes, owner = memory()
@@ -238,7 +238,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         except Exception as error:
             self._log_failure(self._moves, f"{verb} of {len(keys)} pages was refused", error)
             return [False] * len(keys)
-        if error is not None:
+        if error is not None and self._moves.warnings.is_due():
             logger.warning("%s: %s", verb, error)
         return done
 

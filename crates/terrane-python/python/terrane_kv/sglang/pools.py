@@ -23,13 +23,22 @@ def weighted_groups(pools):
 
 
 def is_logical(pool):
-    """Whether a pool only counts pages, with its memory in other pools."""
-    return getattr(pool, "kv_buffer", False) is None
+    """Whether a pool only counts pages, with its memory in other pools.
+
+    A pool of unified memory may have a view of a region instead of a buffer. A destroyed pool has no memory any more.
+    """
+    if getattr(pool, "kv_buffer", False) is not None or getattr(pool, "_destroyed", False):
+        return False
+    return getattr(pool, "_host_page_buffer_view", None) is None
 
 
 def page_bytes(pool):
     """The bytes of one page of a host pool."""
-    spans = spans_in(pool, torch.arange(getattr(pool, "page_size", 1) or 1))
+    try:
+        spans = spans_in(pool, torch.arange(getattr(pool, "page_size", 1) or 1))
+    except AssertionError:
+        # Unified memory has no address for a page that is not allocated. With --dcp-size, a page has more indices.
+        spans = None
     if spans is not None:
         return sum(spans[1])
     page = pool.get_dummy_flat_data_page()

@@ -8,7 +8,7 @@ import time
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from terrane_kv import keys as key_seeds
-from terrane_kv._native import NamespaceError, StoreError
+from terrane_kv._native import ClosedError, NamespaceError, StoreError
 from terrane_kv.folders import RateLimitedWarning, namespace_name, open_unowned, rank_folder
 from terrane_kv.sharing import Client, Server
 from terrane_kv.sglang.pools import has_some_layers, is_logical, is_sharded, page_bytes, weighted_groups
@@ -32,6 +32,7 @@ class RankStore:
         # The store, once it is open.
         self.store = None
         self._server = None
+        self._is_closed = False
         # A failure to open the store is final, or the store is opened again after this time.
         self._is_refused = False
         self._retry_at = 0.0
@@ -48,6 +49,8 @@ class RankStore:
         """Opens the store, and returns it. Raises the error if it cannot be opened."""
         with self._lock:
             if self.store is None:
+                if self._is_closed:
+                    raise ClosedError("the backend is closed; attach it again")
                 pools = {_name(name): page_bytes(pool) for name, pool in self.pools.items() if not is_logical(pool)}
                 self._groups = {name: group for group, name in enumerate(pools)}
                 self.store = self._open_or_connect(pools)
@@ -61,7 +64,7 @@ class RankStore:
         """
         if self.store is not None:
             return self.store
-        if self._is_refused or time.monotonic() < self._retry_at:
+        if self._is_closed or self._is_refused or time.monotonic() < self._retry_at:
             return None
         try:
             return self.open()
@@ -93,7 +96,9 @@ class RankStore:
         return keys
 
     def close(self):
+        """Closes the store. A store that was not opened stays closed, because a thread of SGLang may still call."""
         with self._lock:
+            self._is_closed = True
             if self._server is not None:
                 self._server.close()
             if isinstance(self.store, Client):

@@ -44,9 +44,8 @@ class Server:
             threading.Thread(target=self._accept, name="terrane-share", daemon=True).start()
         except RuntimeError as error:
             self._socket.close()
-            raise OSError(
-                errno.EAGAIN, f"cannot start a thread that serves {path}: {error}; raise the limit of threads (ulimit -u)"
-            ) from error
+            text = f"cannot start a thread that serves {path}: {error}; raise the limit of threads (ulimit -u)"
+            raise OSError(errno.EAGAIN, text) from error
         except BaseException:
             # Clients of a socket that listens would wait for an answer.
             self._socket.close()
