@@ -11,7 +11,6 @@ POOL = "vLLM's thread pool or C extension, not a tier"
 LOOKUPS = "asynchronous lookups; Terrane's lookups return at once"
 TOPOLOGY = "Terrane stores blocks of another parallel size in another namespace"
 PER_KEY = "vLLM stops at the first bad block; Terrane returns a result for each key"
-ROOM = "vLLM treats full host memory as a miss; Terrane returns RETRY first, which its own tests check"
 
 RUN, ADAPTED = "run", "adapted fixture"
 
@@ -75,9 +74,6 @@ def replace_tier(module):
         @property
         def events(self):
             return self._events
-
-        def shutdown(self):
-            super().shutdown()
 
     module.FileSystemTierManager = Tier
     module.lookup_and_wait = lambda tier, keys, ctx=module._CTX, timeout=1.0: [

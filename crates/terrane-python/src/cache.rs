@@ -16,7 +16,7 @@ use terrane_transfer::{Access, DeviceOrder, Endpoint};
 
 use crate::device::{self, DeviceSide};
 use crate::errors::{StoreError, text};
-use crate::memory::{Blocks, Kept, drop_detached};
+use crate::memory::{Blocks, KeptObjects, drop_detached};
 use crate::numbers::ids;
 use crate::tensors::{self, MemoryName};
 use crate::views::{self, KvTensor};
@@ -192,7 +192,7 @@ impl KvCache {
         apart: bool,
     ) -> PyResult<Self> {
         let shape: TensorShape = tensors::shape(element_bytes, &sizes, strides.as_deref())?;
-        let (kind, owner) = (memory.kind()?, Arc::new(Kept::object(keep)));
+        let (kind, owner) = (memory.kind()?, Arc::new(KeptObjects::object(keep)));
         let context = match kind {
             // Loads the driver, with the GIL released.
             StorageKind::Device(device) => Some(py.detach(|| device::context(device))?),

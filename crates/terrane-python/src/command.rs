@@ -34,7 +34,7 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
 /// The arguments of Python's `plan`.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-pub(crate) struct Question {
+pub(crate) struct PlanArguments {
     /// A published model's name, or the text of a `config.json` with its name.
     model: String,
     config: Option<Vec<u8>>,
@@ -52,24 +52,24 @@ pub(crate) struct Question {
 
 /// Plans the memory of a KV cache. Returns JSON.
 #[pyfunction]
-pub(crate) fn plan_json(question: Question) -> PyResult<String> {
+pub(crate) fn plan_json(arguments: PlanArguments) -> PyResult<String> {
     let invalid = |error: &dyn std::error::Error| PyValueError::new_err(text(error));
-    let model = match question.config {
-        Some(config) => Model::from_config(question.model, config),
-        None => Model::published(&question.model).map_err(|error| invalid(&error))?,
+    let model = match arguments.config {
+        Some(config) => Model::from_config(arguments.model, config),
+        None => Model::published(&arguments.model).map_err(|error| invalid(&error))?,
     };
     let mut request = PlanRequest::new(model);
-    request.tensor_parallel = question.tensor_parallel;
-    request.kv_element = question.kv_dtype.as_deref().map(element).transpose()?;
-    request.block_tokens = question.block_tokens;
-    let chunk = 256_u32.next_multiple_of(question.block_tokens.clamp(1, 65_536));
-    request.chunk_tokens = question.chunk_tokens.unwrap_or(chunk);
-    request.device = question.gpu_memory.map(ByteCount::new);
-    request.host = question.host.map(ByteCount::new);
+    request.tensor_parallel = arguments.tensor_parallel;
+    request.kv_element = arguments.kv_dtype.as_deref().map(element).transpose()?;
+    request.block_tokens = arguments.block_tokens;
+    let chunk = 256_u32.next_multiple_of(arguments.block_tokens.clamp(1, 65_536));
+    request.chunk_tokens = arguments.chunk_tokens.unwrap_or(chunk);
+    request.device = arguments.gpu_memory.map(ByteCount::new);
+    request.host = arguments.host.map(ByteCount::new);
     let disk = |(directory, bytes)| DiskSpace { directory, bytes: ByteCount::new(bytes) };
-    request.disks = question.disks.into_iter().map(disk).collect();
-    (request.context, request.users) = (question.context, question.users);
-    if let Some(name) = &question.machine {
+    request.disks = arguments.disks.into_iter().map(disk).collect();
+    (request.context, request.users) = (arguments.context, arguments.users);
+    if let Some(name) = &arguments.machine {
         request.machine = Some(Machine::published(name).map_err(|error| invalid(&error))?);
     }
     let plan = Plan::new(&request).map_err(|error| invalid(&error))?;

@@ -1,7 +1,7 @@
 //! The native module of the Python package `terrane_kv`.
 //!
 //! Every call that may wait releases the GIL. Memory that a job uses stays referenced until the job ends:
-//! `memory::Kept` is the guard of each job. At interpreter exit, open stores are closed before Python frees any
+//! `memory::KeptObjects` is the guard of each job. At interpreter exit, open stores are closed before Python frees any
 //! object.
 
 mod cache;

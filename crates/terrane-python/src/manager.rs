@@ -16,7 +16,7 @@ use terrane_transfer::{
 use crate::cache::KvCache;
 use crate::device;
 use crate::errors::{ForkedError, StoreError, text};
-use crate::memory::{Blocks, Kept, drop_detached, release_ended};
+use crate::memory::{Blocks, KeptObjects, drop_detached, release_ended};
 use crate::numbers::deadline;
 use crate::process::PerProcess;
 
@@ -35,7 +35,7 @@ pub(crate) fn end_transfers(deadline: Instant, limit: Instant) -> bool {
 }
 
 /// The objects that keep both ends of a transfer alive.
-type Guard = (Arc<Kept>, Arc<Kept>);
+type Guard = (Arc<KeptObjects>, Arc<KeptObjects>);
 
 /// Copies blocks between caches: host memory, pinned memory and CUDA devices.
 ///

@@ -21,7 +21,7 @@ use crate::process::PerProcess;
 
 /// Objects that jobs no longer use. The next call into this module, which has the GIL, releases them, because the
 /// threads of a store never wait for the GIL.
-static RELEASED: PerProcess<Vec<Kept>> = PerProcess::new();
+static RELEASED: PerProcess<Vec<KeptObjects>> = PerProcess::new();
 
 /// Releases the objects of ended jobs.
 pub(crate) fn release_ended(_py: Python<'_>) {
@@ -35,21 +35,21 @@ pub(crate) fn release_ended(_py: Python<'_>) {
 }
 
 /// Whether a transfer or a job did not end before the interpreter exited.
-static IS_LEFT_BEHIND: AtomicBool = AtomicBool::new(false);
+static IS_LEAKING: AtomicBool = AtomicBool::new(false);
 
 /// Records that work continues after the interpreter's exit. Its memory is then never freed, because the drop would
 /// wait for the work.
-pub(crate) fn leave_behind() {
+pub(crate) fn leak_remaining() {
     // Relaxed: the thread that exits reads it.
-    IS_LEFT_BEHIND.store(true, Ordering::Relaxed);
+    IS_LEAKING.store(true, Ordering::Relaxed);
 }
 
 /// Drops a value without the GIL, because its drop may wait for threads or for a device. Then releases the objects
 /// that it has kept.
 pub(crate) fn drop_detached(value: impl Send) {
-    if IS_LEFT_BEHIND.load(Ordering::Relaxed) {
+    if IS_LEAKING.load(Ordering::Relaxed) {
         // The end of the process frees it.
-        let _left = ManuallyDrop::new(value);
+        let _leaked = ManuallyDrop::new(value);
         return;
     }
     let mut value = Some(value);
@@ -61,12 +61,12 @@ pub(crate) fn drop_detached(value: impl Send) {
 
 /// Exports of buffers, and other objects, that keep the memory of a job alive.
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct KeptObjects {
     buffers: Vec<PyUntypedBuffer>,
     objects: Vec<Py<PyAny>>,
 }
 
-impl Drop for Kept {
+impl Drop for KeptObjects {
     fn drop(&mut self) {
         let buffers = std::mem::take(&mut self.buffers);
         let objects = std::mem::take(&mut self.objects);
@@ -84,7 +84,7 @@ impl Drop for Kept {
 pub(crate) struct Blocks {
     memory: BlockMemory,
     is_writable: bool,
-    kept: Arc<Kept>,
+    kept: Arc<KeptObjects>,
 }
 
 impl Drop for Blocks {
@@ -111,7 +111,7 @@ enum BlockMemory {
 }
 
 impl Blocks {
-    fn spans(spans: Spans, is_writable: bool, kept: Arc<Kept>) -> Self {
+    fn spans(spans: Spans, is_writable: bool, kept: Arc<KeptObjects>) -> Self {
         Self { memory: BlockMemory::Spans(spans), is_writable, kept }
     }
 
@@ -124,7 +124,7 @@ impl Blocks {
         whole: Option<Vec<u32>>,
         cache: Py<KvCache>,
     ) -> Self {
-        let kept = Python::attach(|py| Kept::object(cache.clone_ref(py).into_any()));
+        let kept = Python::attach(|py| KeptObjects::object(cache.clone_ref(py).into_any()));
         let memory = BlockMemory::Cache { blocks, whole, cache };
         Self { memory, is_writable: true, kept: Arc::new(kept) }
     }
@@ -173,7 +173,7 @@ impl Blocks {
         }
     }
 
-    pub(crate) fn kept(&self) -> Arc<Kept> {
+    pub(crate) fn kept(&self) -> Arc<KeptObjects> {
         Arc::clone(&self.kept)
     }
 
@@ -196,7 +196,7 @@ impl Blocks {
     }
 }
 
-impl Kept {
+impl KeptObjects {
     /// Keeps one object.
     pub(crate) fn object(object: Py<PyAny>) -> Self {
         Self { buffers: Vec::new(), objects: vec![object] }
@@ -223,7 +223,7 @@ impl Blocks {
     /// Raises `BufferError` for memory with gaps.
     #[staticmethod]
     pub(crate) fn of(buffers: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let (mut kept, mut spans) = (Kept::default(), Spans::new());
+        let (mut kept, mut spans) = (KeptObjects::default(), Spans::new());
         for item in buffers.try_iter()? {
             let item = item?;
             if item.is_instance_of::<PyList>() {
@@ -270,7 +270,7 @@ impl Blocks {
             let parts = parts.ok_or_else(|| PyValueError::new_err("a pointer is 0"))?;
             spans.add_block(parts);
         }
-        Ok(Self::spans(spans, writable, Arc::new(Kept::object(keep))))
+        Ok(Self::spans(spans, writable, Arc::new(KeptObjects::object(keep))))
     }
 
     fn __len__(&self) -> usize {
@@ -293,7 +293,7 @@ fn address(pointer: usize) -> Option<NonNull<u8>> {
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct Region {
     /// The memory, if it is writable, drops before its export is released.
-    bound: Mutex<Option<(Option<IoMemory>, Arc<Kept>)>>,
+    bound: Mutex<Option<(Option<IoMemory>, Arc<KeptObjects>)>>,
     start: usize,
     row_bytes: usize,
     count: usize,
@@ -320,7 +320,7 @@ impl Region {
         }
         let start = buffer.buf_ptr().expose_provenance();
         let is_writable = !buffer.readonly();
-        let kept = Kept { buffers: vec![buffer], objects: Vec::new() };
+        let kept = KeptObjects { buffers: vec![buffer], objects: Vec::new() };
         let range = address(start).filter(|_| is_writable).map(|start| IoBuffer {
             address: HostAddress::new(start),
             length: ByteCount::from_usize(bytes),

@@ -11,15 +11,15 @@ use terrane_core::sync::lock;
 use terrane_store::{Store, StoreError};
 
 use crate::manager::end_transfers;
-use crate::memory::{leave_behind, release_ended};
+use crate::memory::{leak_remaining, release_ended};
 use crate::process::PerProcess;
 
 /// The time that jobs in flight have when the interpreter exits, or when a store is freed. After it, they are
 /// cancelled.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The time that cancelled jobs have at interpreter exit. A job that waits for a stream may never end.
-const PATIENCE_AFTER_CANCEL: Duration = Duration::from_secs(2);
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The open stores.
 static OPEN: PerProcess<Vec<Weak<OpenStore>>> = PerProcess::new();
@@ -100,13 +100,13 @@ impl Drop for OpenStore {
 fn close_all(py: Python<'_>) {
     let open = std::mem::take(&mut *lock(OPEN.get()));
     py.detach(|| {
-        let deadline = Instant::now() + PATIENCE;
-        let limit = deadline + PATIENCE_AFTER_CANCEL;
+        let deadline = Instant::now() + CLOSE_TIMEOUT;
+        let limit = deadline + CANCEL_TIMEOUT;
         let stores = open.iter().filter_map(Weak::upgrade);
         let closing: Vec<_> = stores.map(|store| close_on_a_thread(store, deadline)).collect();
         let are_closed = closing.into_iter().all(|end| is_ended(&end, limit));
         if !end_transfers(deadline, limit) || !are_closed {
-            leave_behind();
+            leak_remaining();
         }
     });
     release_ended(py);

@@ -104,7 +104,8 @@ impl Outcome {
 /// A job in flight. Wait for it, poll it, or `await` it. Dropping it does not cancel the job.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct Job {
-    job: Mutex<Option<NativeJob>>,
+    /// Without a lock of its own. In a forked child, another thread may have held the lock at the fork.
+    job: NativeJob,
     /// The queue of this job alone. `None` if the caller passed a queue.
     queue: Option<NativeQueue<JobOutcome>>,
     outcome: OnceLock<Py<Outcome>>,
@@ -117,8 +118,7 @@ pub(crate) struct Job {
 impl Job {
     pub(crate) fn new(job: NativeJob, queue: Option<NativeQueue<JobOutcome>>) -> Self {
         let owner = OwnerProcess::current();
-        let (job, callbacks) = (Mutex::new(Some(job)), Mutex::new(Vec::new()));
-        Self { job, queue, outcome: OnceLock::new(), callbacks, owner }
+        Self { job, queue, outcome: OnceLock::new(), callbacks: Mutex::new(Vec::new()), owner }
     }
 
     /// If the outcome was taken, calls the functions that wait for it.
@@ -191,28 +191,30 @@ impl Job {
     }
 
     /// Calls `function` when a thread has taken the outcome with `wait`, or at once if one has.
-    fn _when_taken(&self, py: Python<'_>, function: Py<PyAny>) {
+    fn _add_taken_callback(&self, py: Python<'_>, function: Py<PyAny>) {
         lock(&self.callbacks).push(function);
         self.call_waiting(py);
     }
 
-    /// Cancels the job. Blocks that are done stay done.
-    fn cancel(&self, py: Python<'_>) {
-        py.detach(|| {
-            if let Some(job) = &*lock(&self.job) {
-                job.cancel();
-            }
-        });
+    /// Removes a function that was added and was not called.
+    fn _remove_taken_callback(&self, function: &Bound<'_, PyAny>) {
+        let mut callbacks = lock(&self.callbacks);
+        let at = callbacks.iter().position(|it| it.is(function));
+        let removed = at.map(|at| callbacks.swap_remove(at));
+        // No Python code runs under the lock.
+        drop(callbacks);
+        drop(removed);
     }
 
-    /// Raises the priority to "low", "normal" or "high". It is never lowered.
+    /// Cancels the job. Blocks that are done stay done. In a forked child it does nothing.
+    fn cancel(&self, py: Python<'_>) {
+        py.detach(|| self.job.cancel());
+    }
+
+    /// Raises the priority to "low", "normal" or "high". It is never lowered. In a forked child it does nothing.
     fn raise_priority(&self, py: Python<'_>, level: &str) -> PyResult<()> {
         let priority = priority(level)?;
-        py.detach(|| {
-            if let Some(job) = &*lock(&self.job) {
-                job.raise(priority);
-            }
-        });
+        py.detach(|| self.job.raise(priority));
         Ok(())
     }
 

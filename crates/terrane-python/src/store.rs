@@ -24,7 +24,7 @@ use crate::keys::Keys;
 use crate::manager::Manager;
 use crate::memory::{Blocks, release_ended};
 use crate::numbers::moment;
-use crate::open::{OpenStore, PATIENCE};
+use crate::open::{CLOSE_TIMEOUT, OpenStore};
 use crate::options::{self, BlockShape, Group, Write};
 use crate::outcome::Job;
 use crate::snapshot;
@@ -397,7 +397,7 @@ impl Store {
 impl Drop for Store {
     fn drop(&mut self) {
         // Closing waits for jobs, so the GIL is released.
-        Python::try_attach(|py| py.detach(|| self.open.close(Instant::now() + PATIENCE)));
+        Python::try_attach(|py| py.detach(|| self.open.close(Instant::now() + CLOSE_TIMEOUT)));
     }
 }
 

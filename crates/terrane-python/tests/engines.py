@@ -166,7 +166,8 @@ def installed(engine, version):
         utils.get_none_hash_seed = lambda: os.environ.get("PYTHONHASHSEED", default)
     if engine == "sglang":
         sys.modules["torch"] = types.SimpleNamespace(arange=numpy.arange)
-    sys.modules.pop(f"terrane_kv.{engine}", None)
+    for name in [name for name in sys.modules if f"{name}.".startswith(f"terrane_kv.{engine}.")]:
+        del sys.modules[name]
     try:
         yield importlib.import_module(f"terrane_kv.{engine}")
     finally:

@@ -55,6 +55,34 @@ def test_vllm_s_lookup_and_events(vllm):
     assert isinstance(vllm.tier.on_new_request(vllm.context()), vllm.base.RequestOffloadingContext)
 
 
+def test_a_removal_is_an_event_of_vllm_while_the_key_is_written_again(vllm, monkeypatch):
+    key = vllm.key(1)
+    vllm.store([1])
+    assert [event.removed for event in vllm.tier.take_events()] == [False]
+    store = vllm.tier._store
+    store.remove([key]).wait(10)
+
+    class Writing:
+        """The store during a write, which may still fail."""
+
+        def presence(self, key):
+            return vllm.module.WRITING
+
+    monkeypatch.setattr(vllm.tier, "_store", Writing())
+    assert [(event.keys, event.removed) for event in vllm.tier.take_events()] == [([key], True)]
+    monkeypatch.setattr(vllm.tier, "_store", store)
+    vllm.store([1])
+    assert [event.removed for event in vllm.tier.take_events()] == [False]
+
+
+def test_a_store_of_vllm_reports_only_bytes_that_were_written(vllm):
+    keys = [vllm.key(1), vllm.key(2)]
+    assert vllm.run("store", keys[:1], [0]).transfer_bytes == BLOCK
+    assert vllm.run("store", keys, [0, 1]).transfer_bytes == BLOCK
+    again = vllm.run("store", keys, [0, 1])
+    assert again.success and again.transfer_bytes == 0
+
+
 def test_a_failed_key_of_vllm_is_a_miss_for_that_request(vllm):
     vllm.store([1])
     vllm.tier.on_new_request(vllm.context())
@@ -75,7 +103,7 @@ def test_a_load_of_vllm_that_fails_after_its_request_leaves_nothing(vllm):
     vllm.tier.drain_jobs()
     (result,) = vllm.tier.get_finished_jobs()
     assert not result.success
-    assert vllm.tier._failed == {} and vllm.tier._live == set() and vllm.tier._jobs == {}
+    assert vllm.tier._failed_keys == {} and vllm.tier._active_requests == set() and vllm.tier._jobs == {}
 
 
 def test_a_job_of_vllm_that_cannot_be_submitted_fails_by_itself(vllm):

@@ -80,7 +80,7 @@ def test_ten_thousand_rounds_through_an_adapter_leave_nothing(engine, rounds, di
 def test_ten_thousand_rounds_through_a_shared_store_leave_nothing(directory):
     with installed("sglang", adapters.newest("sglang")) as module:
         ranks = [Sglang(module, directory, tp=(rank, 2), mla=True, memory=8 * BLOCK) for rank in (0, 1)]
-        ranks[0].storage._open()
+        ranks[0].storage._rank.open()
         assert ranks[0].store([1]) and ranks[1].load([1]) == [True]
         no_growth(sglang(ranks[1]))
         for rank in ranks:

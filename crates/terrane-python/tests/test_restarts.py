@@ -174,6 +174,38 @@ print("done", flush=True)
     assert done.stdout.strip() == "done", done.stderr
 
 
+def test_a_child_that_was_forked_while_threads_cancel_a_job_may_cancel_it(directory):
+    text = """
+import signal
+job, stop = store.put(["k"], [bytearray(64 << 10)]), threading.Event()
+def work():
+    while not stop.is_set():
+        job.cancel()
+        job.raise_priority("high")
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for _ in range(200):
+    child = os.fork()
+    if child == 0:
+        # Ends a child that waits for a lock of the parent.
+        signal.alarm(5)
+        job.cancel()
+        job.raise_priority("high")
+        os._exit(0)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if ended != 0:
+        break
+stop.set()
+for thread in threads:
+    thread.join()
+job.wait()
+print(ended, flush=True)
+"""
+    done = script(text, directory)
+    assert done.stdout.strip() == "0", done.stderr
+
+
 def test_the_interpreter_exits_with_jobs_in_flight(directory):
     text = """
 jobs = [store.put([f"k{number}"], [bytearray([number]) * (1 << 20)]) for number in range(100)]

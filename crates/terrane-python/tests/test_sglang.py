@@ -123,14 +123,14 @@ def test_sglang_s_ranks_do_not_see_each_other(directory):
 
 
 def capacities(adapters):
-    return [it.storage._store.snapshot()["tiers"][0]["capacity"] for it in adapters]
+    return [it.storage._rank.store.snapshot()["tiers"][0]["capacity"] for it in adapters]
 
 
 def test_sglang_s_replicas_take_the_folders_that_no_other_process_owns(directory):
     with installed("sglang", adapters.newest("sglang")) as module:
         def opened(**options):
             made = Sglang(module, directory, **options)
-            made.storage._open()
+            made.storage._rank.open()
             return made
 
         replicas = [opened(engines=2), opened(engines=2)]
@@ -150,9 +150,9 @@ def test_sglang_s_groups_of_dp_attention_divide_the_capacity(directory, is_state
     options = {"dp_groups": 2} if is_stated else {}
     with installed("sglang", adapters.newest("sglang")) as module:
         with pytest.raises(ValueError, match="dp_groups"):
-            Sglang(module, directory, changes={"dp_rank": 1}).storage._open()
+            Sglang(module, directory, changes={"dp_rank": 1}).storage._rank.open()
         if not is_stated:
-            stated(attn_dp_size=2, num_dp_ranks=2, dp_rank=None)
+            set_context(attn_dp_size=2, num_dp_ranks=2, dp_rank=None)
         groups = [Sglang(module, directory, changes={"dp_rank": rank}, **options) for rank in (1, 0)]
         assert groups[0].store([1]) and groups[1].load([1]) == [None]
         assert max(capacities(groups)) <= 32 * BLOCK
@@ -161,7 +161,7 @@ def test_sglang_s_groups_of_dp_attention_divide_the_capacity(directory, is_state
             group.close()
 
 
-def stated(model=None, **numbers):
+def set_context(model=None, **numbers):
     """Makes SGLang's context of the process return these numbers, and these values of the model."""
     module = types.ModuleType("sglang.srt.runtime_context")
     module.get_parallel = lambda: types.SimpleNamespace(**numbers)
@@ -172,7 +172,7 @@ def stated(model=None, **numbers):
 
 def test_a_replica_of_sglang_prefers_its_own_number(directory):
     with installed("sglang", adapters.newest("sglang")) as module:
-        stated(attn_dp_size=1, num_dp_ranks=2, dp_rank=1)
+        set_context(attn_dp_size=1, num_dp_ranks=2, dp_rank=1)
         made = Sglang(module, directory)
         assert made.store([1])
         assert os.listdir(directory) == ["rank-1-of-2"] and max(capacities([made])) <= 32 * BLOCK
@@ -195,6 +195,9 @@ def test_no_call_of_sglang_raises(sglang, caplog):
     # One page too few, and a pool that fails.
     assert storage.batch_get_v1(keys, sglang.pool.indices([0])[:1]) == [False, False]
     sglang.pool.get_page_buffer_meta = lambda indices: 1 / 0
+    # Each of these failures would be logged once a minute.
+    assert caplog.text.count("was refused") == 1
+    storage._moves.warnings.next = 0.0
     assert storage.batch_set_v1(keys, sglang.pool.indices([0, 1])) == [False, False]
     assert storage.batch_exists([1, 2]) == 0
     assert "ZeroDivisionError" in caplog.text
@@ -207,7 +210,7 @@ def test_an_sglang_whose_store_cannot_be_opened_misses(directory, caplog):
         assert other.load([1]) == [None] and not other.store([1]) and not other.storage.exists(other.key(1))
         assert caplog.text.count("cannot be opened") == 1
         with pytest.raises(terrane_kv.InUseError):
-            other.storage._open()
+            other.storage._rank.open()
         owner.close()
         other.close()
 
@@ -253,7 +256,7 @@ def test_pages_of_another_byte_order_are_refused(directory, mla):
             assert again.storage.exists(again.key(1))
         else:
             with pytest.raises(terrane_kv.NamespaceError, match="page_order"):
-                again.storage._open()
+                again.storage._rank.open()
         again.close()
 
 
@@ -263,19 +266,19 @@ def test_types_of_8_bits_are_told_apart(directory, is_option):
         def opened(dtype):
             options = {"kv_dtype": dtype} if is_option and dtype else {}
             if not is_option and dtype:
-                stated({"kv_cache_dtype": dtype})
+                set_context({"kv_cache_dtype": dtype})
             made = Sglang(module, directory, **options)
             # SGLang's pools have this type for each type of 8 bits.
             made.pool.dtype = "torch.uint8"
             return made
 
         with pytest.raises(ValueError, match="set `kv_dtype`"):
-            opened(None).storage._open()
+            opened(None).storage._rank.open()
         first = opened("fp8_e4m3")
         assert first.store([1])
         first.close()
         with pytest.raises(terrane_kv.NamespaceError, match="kv_dtype"):
-            opened("fp8_e5m2").storage._open()
+            opened("fp8_e5m2").storage._rank.open()
         again = opened("fp8_e4m3")
         assert again.load([1]) == [True]
         again.close()
@@ -285,14 +288,14 @@ def test_types_of_8_bits_are_told_apart(directory, is_option):
 def test_two_models_with_one_alias_are_told_apart(directory, option, field):
     with installed("sglang", adapters.newest("sglang")) as module:
         model = {"model_path": "org/chat-7b", "revision": "main"}
-        stated(model)
+        set_context(model)
         first = Sglang(module, directory, model="chat")
         assert first.store([1])
         first.close()
-        stated({**model, option: "other"})
+        set_context({**model, option: "other"})
         with pytest.raises(terrane_kv.NamespaceError, match=field):
-            Sglang(module, directory, model="chat").storage._open()
-        stated(model)
+            Sglang(module, directory, model="chat").storage._rank.open()
+        set_context(model)
         again = Sglang(module, directory, model="chat")
         assert again.load([1]) == [True]
         again.close()
@@ -333,6 +336,36 @@ def test_a_store_that_is_freed_is_opened_after_a_pause(directory, monkeypatch, c
         other.close()
 
 
+def test_a_backend_that_is_closed_before_its_first_page_opens_no_store(directory, caplog):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        made = Sglang(module, directory)
+        made.close()
+        assert made.load([1]) == [None] and not made.store([1]) and not made.storage.exists(made.key(1))
+        with pytest.raises(terrane_kv.ClosedError, match="attach it again"):
+            made.storage.clear()
+        assert os.listdir(directory) == [] and not caplog.records
+
+
+def test_failures_of_the_drive_are_logged_once_a_minute(sglang, caplog):
+    class Job:
+        """A job that the drive has failed."""
+
+        done, error = [False], "key 0: the drive failed"
+
+        def wait(self):
+            return self
+
+    assert sglang.store([1])
+    store = sglang.storage._rank.store
+    sglang.storage._rank.store = types.SimpleNamespace(put=lambda *_, **__: Job(), get=lambda *_, **__: Job())
+    for _ in range(3):
+        assert not sglang.store([2]) and sglang.load([1]) == [None]
+    assert caplog.text.count("the drive failed") == 1
+    sglang.storage._moves.warnings.next = 0.0
+    assert sglang.load([1]) == [None] and caplog.text.count("the drive failed") == 2
+    sglang.storage._rank.store = store
+
+
 def test_a_store_of_another_namespace_stays_refused(directory, monkeypatch, caplog):
     with installed("sglang", adapters.newest("sglang")) as module:
         first = Sglang(module, directory, revision="one")
@@ -370,6 +403,47 @@ def test_pages_of_a_pool_without_zero_copy_are_copied(sglang, error):
     assert storage.batch_set_v2([transfer(keys, [0, 1])]) == {name: [False] * 3}
     pool.set_from_flat_data_page = lambda index, page: 1 / 0
     assert storage.batch_get_v2([transfer(keys, [5, 3, 4])]) == {name: [False] * 3}
+
+
+class UnifiedPool(CopiedPool):
+    """A pool in a region that another pool has registered, like the SWA pool of SGLang's unified memory."""
+
+    def __init__(self, size):
+        super().__init__(size)
+        self._host_page_buffer_view, self.kv_buffer = self.kv_buffer, None
+        self.allocated = set()
+
+    def get_page_buffer_meta(self, indices):
+        pages = [int(index) // self.page_size for index in list(indices)[:: self.page_size]]
+        assert self.allocated.issuperset(pages), "a host page is not allocated"
+        view = self._host_page_buffer_view
+        return [view[part, page].ctypes.data for page in pages for part in (0, 1)], [self.half] * 2 * len(pages)
+
+
+def test_a_pool_of_unified_memory_has_pages_of_its_own(sglang):
+    storage, name = sglang.storage, sglang.types.PoolName.MAMBA
+    pool = UnifiedPool(size=8192)
+    storage.register_mem_host_pool_v2(pool, name)
+    assert sglang.store([1, 2, 3])
+    keys = [sglang.key(number) for number in (1, 2, 3)]
+
+    def transfer(keys, pages):
+        return sglang.types.PoolTransfer(
+            name=name, keys=keys, host_indices=pool.indices(pages), hit_policy=sglang.types.PoolHitPolicy.ALL_PAGES
+        )
+
+    assert storage.batch_get_v2([transfer(keys, [4, 5, 6])]) == {name: [False] * 3}
+    pool.allocated.update((4, 5, 6))
+    for page in (4, 5):
+        pool._host_page_buffer_view[:, page] = page
+    assert storage.batch_set_v2([transfer(keys[:2], [4, 5])]) == {name: [True, True]}
+    assert storage.batch_exists_v2(keys, [transfer(keys, [4, 5, 6])]).kv_hit_pages == 2
+    pool._host_page_buffer_view[:] = 0
+    assert storage.batch_get_v2([transfer(keys, [5, 4, 6])]) == {name: [True, True, False]}
+    assert (pool._host_page_buffer_view[:, 5] == 4).all() and (pool._host_page_buffer_view[:, 4] == 5).all()
+    # SGLang destroys its pools at the exit.
+    pool._host_page_buffer_view, pool._destroyed = None, True
+    assert storage.batch_get_v2([transfer(keys, [5, 4, 6])]) == {name: [False] * 3}
 
 
 def test_the_older_interface_has_each_page_of_a_pool_without_memory(sglang):

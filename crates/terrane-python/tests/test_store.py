@@ -6,6 +6,7 @@ import os
 import select
 import sys
 import threading
+import weakref
 
 import numpy
 import pytest
@@ -217,6 +218,49 @@ def test_several_tasks_await_one_job_and_some_are_cancelled(opened):
     from terrane_kv import aio
 
     assert aio._watched == {}
+
+
+class RunningJob:
+    """A job whose end is not visible yet."""
+
+    def __init__(self, job):
+        self.job, self.event = job, os.eventfd(0)
+
+    def __getattr__(self, name):
+        return getattr(self.job, name)
+
+    def has_ended(self):
+        return False
+
+    def fileno(self):
+        return self.event
+
+
+def test_a_cancelled_await_leaves_nothing_in_its_job(opened, monkeypatch):
+    from terrane_kv import aio
+
+    events = weakref.WeakSet()
+
+    class Event(asyncio.Event):
+        def __init__(self):
+            super().__init__()
+            events.add(self)
+
+    monkeypatch.setattr(asyncio, "Event", Event)
+    job = RunningJob(opened().put(["k"], [block(1)]))
+
+    async def cancel_many():
+        for _ in range(20):
+            task = asyncio.ensure_future(aio.ended(job))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        gc.collect()
+        return len(events)
+
+    # The last task is still referenced.
+    assert asyncio.run(cancel_many()) <= 1 and aio._watched == {}
+    os.close(job.event)
 
 
 def test_a_task_wakes_up_when_a_thread_takes_the_outcome_of_its_job(opened):

@@ -1,10 +1,20 @@
 """Waiting for jobs in asyncio."""
 
 import asyncio
+import functools
 
-# The watched descriptors of each event loop: the event that the callback sets, and the number of waiting tasks. A loop
-# has one callback for a descriptor, and several tasks may await one job.
+# The watched descriptors of each event loop. A loop has one callback for a descriptor, and several tasks may await one
+# job.
 _watched = {}
+
+
+class _Watched:
+    """The tasks of a loop that wait for one job."""
+
+    def __init__(self, loop):
+        self.tasks = 0
+        self.event = asyncio.Event()
+        self.wake = functools.partial(_wake, loop, self.event)
 
 
 async def ended(completion):
@@ -17,17 +27,19 @@ async def ended(completion):
         descriptor = completion.fileno()
         watched = _watched.get((loop, descriptor))
         if watched is None:
-            watched = _watched[loop, descriptor] = [asyncio.Event(), 0]
-            loop.add_reader(descriptor, watched[0].set)
+            watched = _Watched(loop)
+            loop.add_reader(descriptor, watched.event.set)
+            _watched[loop, descriptor] = watched
             # A thread that takes the outcome clears the descriptor before the loop sees it.
-            completion._when_taken(lambda: _wake(loop, watched[0]))
-        watched[1] += 1
+            completion._add_taken_callback(watched.wake)
+        watched.tasks += 1
         try:
-            await watched[0].wait()
+            await watched.event.wait()
         finally:
-            watched[1] -= 1
+            watched.tasks -= 1
             # The job is referenced until the last task has ended, so no other job has this descriptor.
-            if watched[1] == 0:
+            if watched.tasks == 0:
+                completion._remove_taken_callback(watched.wake)
                 loop.remove_reader(descriptor)
                 del _watched[loop, descriptor]
     return completion.wait()

@@ -246,24 +246,24 @@ def main():
     parser.add_argument("--rivals", action="store_true", help="also the backends of vLLM, LMCache and SGLang, where they are installed")
     parser.add_argument("--json", action="store_true", help="prints one JSON object a line")
     parser.add_argument("--huge-pages", action="store_true", help="memory of huge pages, as far as the kernel has them")
-    stated = parser.parse_args()
-    gigabytes = stated.chunk * stated.chunks / 1e9
-    checksum, cached = checksum_seconds(stated.chunk, stated.chunks, stated.rounds)
-    hit, miss, many = lookup_seconds(stated.directory, stated.chunk)
-    if stated.json:
+    options = parser.parse_args()
+    gigabytes = options.chunk * options.chunks / 1e9
+    checksum, cached = checksum_seconds(options.chunk, options.chunks, options.rounds)
+    hit, miss, many = lookup_seconds(options.directory, options.chunk)
+    if options.json:
         print(json.dumps({"checksum": checksum, "checksum_cached": cached, "lookup_hit": hit, "lookup_miss": miss, "presences_of_1000": many}), flush=True)
     else:
         lookups = f"stored key {hit * 1e6:.2f} µs, of an absent one {miss * 1e6:.2f} µs, of 1,000 keys {many * 1e6:.0f} µs"
         print(f"checksum: {checksum:.3f} s/GB of memory, {cached:.3f} of cached bytes; lookup of a {lookups}", flush=True)
-    made = backends(stated.rivals)
-    for requests in stated.requests:
+    made = backends(options.rivals)
+    for requests in options.requests:
         rounds = [
-            measure(stated.directory, stated.chunk, stated.chunks, requests, in_order(made, number), stated.huge_pages)
-            for number in range(stated.rounds)
+            measure(options.directory, options.chunk, options.chunks, requests, in_order(made, number), options.huge_pages)
+            for number in range(options.rounds)
         ]
         for direction in ("write", "read"):
             case = summary(rounds, direction, requests, gigabytes, checksum)
-            print(json.dumps(case) if stated.json else text(case), flush=True)
+            print(json.dumps(case) if options.json else text(case), flush=True)
 
 
 if __name__ == "__main__":

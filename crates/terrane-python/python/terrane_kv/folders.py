@@ -17,11 +17,11 @@ from terrane_kv.keys import KeySeed
 logger = logging.getLogger("terrane_kv")
 
 # The limits of a store: the bytes of a namespace's name, and of the value of a field.
-LONGEST_NAME, LONGEST_VALUE = 128, 512
+MAX_NAME_BYTES, MAX_VALUE_BYTES = 128, 512
 # The maximum of a time limit, one day. Sockets refuse much longer times.
-MOST_SECONDS = 86_400
+MAX_SECONDS = 86_400
 # A failure that repeats is logged once in this time.
-QUIET_S = 60.0
+WARNING_INTERVAL_S = 60.0
 
 _UNITS = {
     "": 1,
@@ -56,13 +56,13 @@ def seconds(name: str, value: object) -> float:
         limit = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         limit = math.nan
-    if not 0 < limit <= MOST_SECONDS:
-        raise ValueError(f"{name} is {value!r}; set seconds above 0 and at most {MOST_SECONDS}, for example 30")
+    if not 0 < limit <= MAX_SECONDS:
+        raise ValueError(f"{name} is {value!r}; set seconds above 0 and at most {MAX_SECONDS}, for example 30")
     return limit
 
 
-class Seldom:
-    """Decides whether a failure that may repeat is logged: the first time, and then at most once in `QUIET_S`."""
+class RateLimitedWarning:
+    """A warning about a failure that may repeat. It is due the first time, and then once in `WARNING_INTERVAL_S`."""
 
     def __init__(self) -> None:
         self.next = 0.0
@@ -71,7 +71,7 @@ class Seldom:
         now = time.monotonic()
         if now < self.next:
             return False
-        self.next = now + QUIET_S
+        self.next = now + WARNING_INTERVAL_S
         return True
 
 
@@ -152,10 +152,10 @@ def rank_folder(directory: str, rank: int, ranks: int) -> str:
 def namespace_name(engine: str, model: str) -> str:
     """The namespace of a model: its name, converted to a file name. A hash replaces the end of a long name."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{engine}-{model}").strip("-.") or engine
-    if len(name) <= LONGEST_NAME:
+    if len(name) <= MAX_NAME_BYTES:
         return name
     digest = _digest(f"{engine}-{model}")[:32]
-    return f"{name[: LONGEST_NAME - len(digest) - 1]}-{digest}"
+    return f"{name[: MAX_NAME_BYTES - len(digest) - 1]}-{digest}"
 
 
 def open_unowned(candidates: Sequence[int], *, ranks: int, **options) -> Store:
@@ -178,11 +178,11 @@ def _text(value: object) -> str:
 def _shortened(value: str) -> str:
     """The value of a field. If it is too long for a store, its beginning and its hash."""
     content = value.encode()
-    if len(content) <= LONGEST_VALUE:
+    if len(content) <= MAX_VALUE_BYTES:
         return value
     digest = f" sha256:{_digest(value)}"
     # A character that does not fit as a whole is left out.
-    return content[: LONGEST_VALUE - len(digest)].decode(errors="ignore") + digest
+    return content[: MAX_VALUE_BYTES - len(digest)].decode(errors="ignore") + digest
 
 
 def _digest(text: str) -> str:

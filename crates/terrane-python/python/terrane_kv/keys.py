@@ -32,9 +32,9 @@ def vllm(algorithm: str = "sha256") -> KeySeed:
 
     `algorithm` is the value of vLLM's `--prefix-caching-hash-algo`.
     """
-    stated = os.environ.get("PYTHONHASHSEED")
-    if stated is not None:
-        return KeySeed(algorithm, stated)
+    hash_seed = os.environ.get("PYTHONHASHSEED")
+    if hash_seed is not None:
+        return KeySeed(algorithm, hash_seed)
     if algorithm.startswith("sha256"):
         return KeySeed(algorithm, "default")
     return vllm_random(algorithm)
@@ -52,16 +52,16 @@ def vllm_random(algorithm: str) -> KeySeed:
 def lmcache(algorithm: str = "blake3") -> KeySeed:
     """The seed of LMCache's chunk hashes. `algorithm` is the value of its `--hash-algorithm`."""
     # For Python's own hash, "random" means no seed. (vLLM uses it as a seed, like any other text.)
-    stated = os.environ.get("PYTHONHASHSEED")
+    hash_seed = os.environ.get("PYTHONHASHSEED")
     # Before Python 3.12, the hash of None is its address. LMCache hashes None with its chunks.
     hashes_addresses = algorithm == "builtin" and sys.version_info < (3, 12)
-    if stated in ("", "random") or hashes_addresses:
-        stated = None
+    if hash_seed in ("", "random") or hashes_addresses:
+        hash_seed = None
     if algorithm == "blake3":
         # This is LMCache's own function, without a seed.
         return KeySeed(algorithm, "none")
-    if stated is not None:
-        return KeySeed(algorithm, stated)
+    if hash_seed is not None:
+        return KeySeed(algorithm, hash_seed)
     if algorithm.startswith("sha256") and importlib.util.find_spec("vllm") is not None:
         return KeySeed(algorithm, "default")
     remedy = (

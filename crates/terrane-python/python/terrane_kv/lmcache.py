@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from terrane_kv import keys as key_seeds
 from terrane_kv._native import Blocks, CompletionQueue, StoreError
-from terrane_kv.folders import Seldom, log_like, open_rank, seconds
+from terrane_kv.folders import RateLimitedWarning, log_like, open_rank, seconds
 
 logger = logging.getLogger("terrane_kv")
 
@@ -60,7 +60,7 @@ class Connector:
             raise ValueError(f"chunk_bytes is {chunk_bytes!r}; pass one positive size or more")
         self._sizes = sizes
         self._load_timeout_s = seconds("load_timeout_s", load_timeout_s)
-        self._failures = Seldom()
+        self._failures = RateLimitedWarning()
         self._store = open_rank(
             engine="lmcache",
             directory=directory,
@@ -130,7 +130,7 @@ class Connector:
             try:
                 self._store.remove(keys, group=group, queue=self._queue, tag=number)
             except Exception as error:
-                self._end(number, range(len(keys)), [False] * len(keys), _told(error))
+                self._end(number, range(len(keys)), [False] * len(keys), _error_text(error))
         return number
 
     def _submit(self, keys, bufs, verb, **options):
@@ -154,7 +154,7 @@ class Connector:
                 verb([keys[at] for at in ats], blocks, group=group, queue=self._queue, tag=tag, **options)
             except Exception as error:
                 # The memory may also be read-only or have gaps. The batch then completes with its error.
-                self._end(tag, ats, [False] * len(ats), _told(error))
+                self._end(tag, ats, [False] * len(ats), _error_text(error))
         if too_large:
             largest = max(memoryview(bufs[at]).nbytes for at in too_large)
             text = f"an object has {largest} bytes, and slots have {self._sizes[-1]}; set chunk_bytes to {largest}"
@@ -224,6 +224,6 @@ class Connector:
         os.close(self._ready_event)
 
 
-def _told(error):
+def _error_text(error):
     """The text of an error. A `StoreError` explains itself; for other errors the text includes the type."""
     return str(error) if isinstance(error, StoreError) else repr(error)

@@ -64,7 +64,7 @@ def plan(
         if os.path.isfile(path) or name.endswith(".json"):
             with open(path, "rb") as file:
                 config = file.read()
-    question = {
+    arguments = {
         "model": name,
         "config": config,
         "tensor_parallel": _number("tensor_parallel", tensor_parallel, 32),
@@ -78,4 +78,4 @@ def plan(
         "users": _number("users", users),
         "machine": machine,
     }
-    return json.loads(_native.plan_json(question))
+    return json.loads(_native.plan_json(arguments))

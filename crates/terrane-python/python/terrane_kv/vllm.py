@@ -28,7 +28,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 from terrane_kv import keys as key_seeds
 from terrane_kv import report
 from terrane_kv._native import CompletionQueue, Region, StoreError
-from terrane_kv.folders import Seldom, log_like, open_rank, seconds
+from terrane_kv.folders import RateLimitedWarning, log_like, open_rank, seconds
 
 logger = logging.getLogger("terrane_kv")
 
@@ -79,7 +79,7 @@ class TerraneTier(SecondaryTierManager):
         log_like("vllm")
         self.locality = Locality(locality) if locality is not None else None
         self._load_timeout_s = seconds("load_timeout_s", load_timeout_s)
-        self._failures, self._refusals = Seldom(), Seldom()
+        self._failures, self._refusals = RateLimitedWarning(), RateLimitedWarning()
         self._root_dir = root_dir
         self._seed = key_seeds.vllm(hash_algorithm)
         self._is_seed_checked = False
@@ -125,9 +125,9 @@ class TerraneTier(SecondaryTierManager):
         self._finished = []
         # Keys whose load failed, for each request. They are misses, because vLLM would otherwise load them again in
         # each step.
-        self._failed = {}
+        self._failed_keys = {}
         # Requests in progress. A load may end after its request, and then affects no lookup.
-        self._live = set()
+        self._active_requests = set()
         wants_events = enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
         self._events = self._store.events(MAX_JOBS) if wants_events else None
         # The keys of each completed store job, until vLLM takes them as events.
@@ -135,7 +135,7 @@ class TerraneTier(SecondaryTierManager):
 
     def lookup(self, key, req_context):
         presence = self._store.presence(key)
-        if presence == ABSENT or key in self._failed.get(req_context.req_id, ()):
+        if presence == ABSENT or key in self._failed_keys.get(req_context.req_id, ()):
             return LookupResult.MISS
         return LookupResult.RETRY if presence == WRITING else LookupResult.HIT
 
@@ -181,16 +181,17 @@ class TerraneTier(SecondaryTierManager):
         successful = None
         if is_load and not all(done):
             successful = tuple(key for key, is_done in zip(job_keys, done) if is_done) or None
-            if request in self._live:
+            if request in self._active_requests:
                 failed = (key for key, is_done in zip(job_keys, done) if not is_done)
-                self._failed.setdefault(request, set()).update(failed)
+                self._failed_keys.setdefault(request, set()).update(failed)
         self._finished.append(
             JobResult(
                 job_id=job_id,
                 success=all(done),
                 successful_keys=successful,
                 transfer_time=seconds,
-                transfer_bytes=moved or None,
+                # vLLM replaces None by the size of all keys. A store of stored keys would then look infinitely fast.
+                transfer_bytes=moved,
             )
         )
 
@@ -208,11 +209,11 @@ class TerraneTier(SecondaryTierManager):
         stored, self._stored = self._stored, []
         yield from (self._event(job_keys, False) for job_keys in stored)
         changes = self._events.drain() if self._events is not None else ()
-        # If a key is stored again by now, it has been announced as stored.
+        # If a key is stored again by now, it has been announced as stored. A write that has not ended may still fail.
         removed = [
             key
             for kind, key in changes
-            if kind != "stored" and key is not None and self._store.presence(key) == ABSENT
+            if kind != "stored" and key is not None and self._store.presence(key) < READY
         ]
         if removed:
             yield self._event(removed, True)
@@ -226,12 +227,12 @@ class TerraneTier(SecondaryTierManager):
         if not self._is_seed_checked:
             self._is_seed_checked = True
             self._check_seed()
-        self._live.add(req_context.req_id)
+        self._active_requests.add(req_context.req_id)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context):
-        self._live.discard(req_context.req_id)
-        self._failed.pop(req_context.req_id, None)
+        self._active_requests.discard(req_context.req_id)
+        self._failed_keys.pop(req_context.req_id, None)
 
     def _check_seed(self):
         """Empties the store if vLLM's seed is random.
@@ -244,7 +245,7 @@ class TerraneTier(SecondaryTierManager):
             expected = kv_cache_utils.DEFAULT_NONE_HASH_SEED
         if not self._seed.is_reproducible or used == expected:
             return
-        self._seed = key_seeds.vllm_random(f"not {self._seed.algorithm}, which is stated")
+        self._seed = key_seeds.vllm_random(f"not {self._seed.algorithm}, the tier's `hash_algorithm`")
         report.note_store(self._store, "vllm", self._root_dir, self._seed)
         logger.warning("the cache in %s will not survive a restart: %s", self._root_dir, self._seed.remedy)
         try:

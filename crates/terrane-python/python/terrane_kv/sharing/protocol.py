@@ -1,0 +1,115 @@
+"""The messages between a client and a server, and the sockets that carry them.
+
+A message is a length in 4 bytes, big-endian, and a JSON object. A client first sends its identity, and the memory if it
+moves blocks. If the identities differ or the memory is lost, the server refuses the client. Then it answers each
+request.
+"""
+
+import json
+import os
+import socket
+import struct
+import time
+import weakref
+
+from terrane_kv._native import StoreError
+
+# The maximum length of a message. 128 keys of 64 bytes take 9 KiB.
+MAX_MESSAGE_BYTES = 16 << 20
+# A server must answer within the timeout of the job plus this time. A message that has begun must end within it.
+ANSWER_TIMEOUT_S = 10.0
+
+# The sockets of this process. A forked child closes its copies. Otherwise the parent's end would not be seen.
+_sockets = weakref.WeakSet()
+
+
+def _close_inherited():
+    for one in list(_sockets):
+        try:
+            one.close()
+        except OSError:
+            pass
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+def track(one):
+    """Records a socket, so that a forked child closes its copy. Returns the socket."""
+    _sockets.add(one)
+    return one
+
+
+class RefusedError(StoreError):
+    """The server's identity differs from the client's."""
+
+
+def send(connection, message, descriptors=()):
+    content = json.dumps(message).encode()
+    content = struct.pack(">I", len(content)) + content
+    sent = socket.send_fds(connection, [content], descriptors) if descriptors else 0
+    # The other process may have answered and closed the connection. Even a send of no bytes would then fail.
+    if sent < len(content):
+        connection.sendall(content[sent:])
+
+
+def receive(connection, timeout, descriptors=0, may_wait=False):
+    """Receives a message and its descriptors. It must end within `timeout` seconds.
+
+    With `may_wait`, the time starts at the first byte.
+
+    Descriptors are lost if the other process sends more, or if this process may have no more. The third value states it.
+
+    Raises `ConnectionError` at the end of the connection and for an invalid message, and `TimeoutError`.
+    """
+    end = None if may_wait else time.monotonic() + timeout
+    found, is_cut = [], False
+
+    def part_of(length):
+        nonlocal end, is_cut
+        connection.settimeout(None if end is None else max(end - time.monotonic(), 0.001))
+        part, received, flags, _ = socket.recv_fds(connection, length, descriptors)
+        found.extend(received)
+        is_cut = is_cut or bool(flags & socket.MSG_CTRUNC)
+        if not part:
+            raise ConnectionError("the other process has closed the connection")
+        end = time.monotonic() + timeout if end is None else end
+        return part
+
+    try:
+        head = b""
+        while len(head) < 4:
+            head += part_of(4 - len(head))
+        length = struct.unpack(">I", head)[0]
+        if length > MAX_MESSAGE_BYTES:
+            raise ConnectionError(f"a message of {length} bytes; {MAX_MESSAGE_BYTES} is the limit")
+        content = bytearray()
+        while len(content) < length:
+            content += part_of(min(length - len(content), 1 << 20))
+        # Later sends wait for the other process for as long.
+        connection.settimeout(timeout)
+        try:
+            message = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise ConnectionError(f"a message that is not JSON: {error}") from None
+        if not isinstance(message, dict):
+            raise ConnectionError(f"a message of type {type(message).__name__}; an object is needed")
+        return message, found, is_cut
+    except BaseException:
+        for descriptor in found:
+            os.close(descriptor)
+        raise
+
+
+class SocketPath:
+    """The path of a socket in a folder. It is within the kernel's limit even if the folder's path is not."""
+
+    def __init__(self, path):
+        folder, self.name = os.path.split(os.path.abspath(path))
+        self.folder = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+
+    def __enter__(self):
+        return f"/proc/self/fd/{self.folder}/{self.name}"
+
+    def __exit__(self, *_):
+        os.close(self.folder)
