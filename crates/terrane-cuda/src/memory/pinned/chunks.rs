@@ -37,13 +37,13 @@ impl Registrations {
         Self { context: context.clone(), memory, chunks: Vec::new(), chunk_length }
     }
 
-    /// Registers memory in chunks of `chunk_length`. Before each chunk, `before_chunk` gets the number of
-    /// registered bytes and may stop the work with an error.
+    /// Registers memory in chunks of `chunk_length`. Before each chunk, `before_chunk` gets the
+    /// number of registered bytes and may stop the work with an error.
     ///
     /// # Errors
     ///
-    /// The driver's first refusal, or the error of `before_chunk`. The chunks that were registered before
-    /// are unregistered.
+    /// The driver's first refusal, or the error of `before_chunk`. The chunks that were registered
+    /// before are unregistered.
     ///
     /// # Safety
     ///
