@@ -411,6 +411,7 @@ class UnifiedPool(CopiedPool):
     def __init__(self, size):
         super().__init__(size)
         self._host_page_buffer_view, self.kv_buffer = self.kv_buffer, None
+        self.size_per_token = size // self.page_size
         self.allocated = set()
 
     def get_page_buffer_meta(self, indices):
@@ -442,12 +443,27 @@ def test_a_pool_of_unified_memory_has_pages_of_its_own(sglang):
     assert storage.batch_get_v2([transfer(keys, [5, 4, 6])]) == {name: [True, True, False]}
     assert (pool._host_page_buffer_view[:, 5] == 4).all() and (pool._host_page_buffer_view[:, 4] == 5).all()
     # SGLang destroys its pools at the exit.
-    pool._host_page_buffer_view, pool._destroyed = None, True
+    pool._host_page_buffer_view = None
     assert storage.batch_get_v2([transfer(keys, [5, 4, 6])]) == {name: [False] * 3}
 
 
+def test_a_side_pool_whose_memory_another_rank_has_has_each_page(sglang):
+    storage, name = sglang.storage, sglang.types.PoolName.MAMBA
+    pool = Pool(size=8192)
+    indices, pool._is_dummy = pool.indices([0, 1]), True
+    del pool.kv_buffer
+    storage.register_mem_host_pool_v2(pool, name)
+    assert sglang.store([1, 2])
+    keys = [sglang.key(number) for number in (1, 2, 3)]
+    transfer = sglang.types.PoolTransfer(
+        name=name, keys=keys[:2], host_indices=indices, hit_policy=sglang.types.PoolHitPolicy.ALL_PAGES
+    )
+    assert storage.batch_set_v2([transfer]) == storage.batch_get_v2([transfer]) == {name: [True, True]}
+    assert storage.batch_exists_v2(keys, [transfer]).kv_hit_pages == 2
+
+
 def test_the_older_interface_has_each_page_of_a_pool_without_memory(sglang):
-    sglang.pool.kv_buffer = None
+    sglang.pool.kv_buffer, sglang.pool.size_per_token = None, 0
     keys, page = [sglang.key(1), sglang.key(2)], Tensor(numpy.zeros(0, dtype=numpy.uint8))
     assert sglang.storage.batch_set(keys, [page, page]) and sglang.storage.set(keys[0], page)
     assert sglang.storage.batch_exists(keys) == 2 and sglang.storage.exists(keys[0])

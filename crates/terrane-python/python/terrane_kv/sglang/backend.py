@@ -102,6 +102,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
     # Presence
 
     def _ready(self, keys, pool=PoolName.KV):
+        if is_logical(self.registered_pools.get(pool)):
+            return [True] * len(keys)
         store, group = self._rank.store_or_none(), self._rank.group(pool)
         if store is None or group is None:
             return [False] * len(keys)

@@ -23,13 +23,14 @@ def weighted_groups(pools):
 
 
 def is_logical(pool):
-    """Whether a pool only counts pages, with its memory in other pools.
+    """Whether a pool only counts pages, because other pools or another rank have the memory. It has each page.
 
-    A pool of unified memory may have a view of a region instead of a buffer. A destroyed pool has no memory any more.
+    The absence of a buffer is not enough: a pool of unified memory has a view instead, and a destroyed pool has none.
     """
-    if getattr(pool, "kv_buffer", False) is not None or getattr(pool, "_destroyed", False):
-        return False
-    return getattr(pool, "_host_page_buffer_view", None) is None
+    # A group has the memory of its first pool.
+    pool = getattr(getattr(pool, "anchor_entry", None), "host_pool", pool)
+    is_empty = getattr(pool, "kv_buffer", False) is None and getattr(pool, "size_per_token", None) == 0
+    return is_empty or bool(getattr(pool, "_is_dummy", False))
 
 
 def page_bytes(pool):
@@ -37,7 +38,7 @@ def page_bytes(pool):
     try:
         spans = spans_in(pool, torch.arange(getattr(pool, "page_size", 1) or 1))
     except AssertionError:
-        # Unified memory has no address for a page that is not allocated. With --dcp-size, a page has more indices.
+        # Unified memory has no address for a page that is not allocated.
         spans = None
     if spans is not None:
         return sum(spans[1])
