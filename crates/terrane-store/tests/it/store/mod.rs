@@ -14,5 +14,6 @@ mod random;
 mod read_only;
 mod reports;
 mod resizes;
+mod scrubs;
 mod slower_tiers;
 mod soak;
