@@ -166,6 +166,46 @@ pub enum CatalogError {
         /// The fields that differ.
         differences: Vec<FieldDifference>,
     },
+    /// The tier has another number of directories than the store.
+    #[error(
+        "the store in {:?} has {recorded} directories and {} were passed: {passed:?}; pass all its \
+         directories in their order, or remove its folders to begin with an empty store",
+        .passed.first().cloned().unwrap_or_default(), .passed.len()
+    )]
+    DirectoryCount {
+        /// The number of directories that the store records.
+        recorded: u32,
+        /// The folders that were passed.
+        passed: Vec<PathBuf>,
+    },
+    /// A directory of the tier is not the one of the store.
+    #[error(
+        "{directory:?} was passed as directory {index} of the store in {first:?}, and {found}; pass all \
+         directories of the store in their order, or remove its folders to begin with an empty store"
+    )]
+    StripeDiffers {
+        /// The folder of the first directory.
+        first: PathBuf,
+        /// The folder that was passed.
+        directory: PathBuf,
+        /// Its index among the directories that were passed, from 0.
+        index: u32,
+        /// The content of the folder.
+        found: FoundStripe,
+    },
+    /// The slots of the store have another alignment.
+    #[error(
+        "the slots of the store in {directory:?} are aligned to {recorded} bytes and {requested} were \
+         requested; open it again, or remove its folders to begin with an empty store"
+    )]
+    SlotAlignmentDiffers {
+        /// The folder of the store.
+        directory: PathBuf,
+        /// The alignment that the store records.
+        recorded: u32,
+        /// The requested alignment; 0 if it is none that can be recorded.
+        requested: u32,
+    },
     /// A file is too long to be one of a catalog.
     #[error("{file:?} has {length} bytes and the limit is {limit}; it is damaged, remove it")]
     FileTooLong {
@@ -250,6 +290,40 @@ pub enum CatalogError {
     /// The catalog belongs to the process that this one was forked from.
     #[error(transparent)]
     Forked(#[from] ForkedProcess),
+}
+
+/// The content of a folder that was passed as a directory of a striped store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FoundStripe {
+    /// It has no file of the store.
+    Nothing,
+    /// It is another directory of the store.
+    SameStore {
+        /// Its index in the store, from 0.
+        index: u32,
+    },
+    /// It is a directory of another store.
+    OtherStore {
+        /// Its index in that store, from 0.
+        index: u32,
+    },
+    /// The file that names the store is damaged.
+    Damaged {
+        /// The file.
+        file: String,
+    },
+}
+
+impl fmt::Display for FoundStripe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => write!(f, "it has no file of that store"),
+            Self::SameStore { index } => write!(f, "it is directory {index} of that store"),
+            Self::OtherStore { index } => write!(f, "it is directory {index} of another store"),
+            Self::Damaged { file } => write!(f, "its file {file:?} is damaged"),
+        }
+    }
 }
 
 /// Why a catalog no longer writes.

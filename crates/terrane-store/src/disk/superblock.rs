@@ -11,6 +11,7 @@ use terrane_core::convert::to_u64;
 use super::bytes::{array_at, crc, put, u16_at, u32_at, u64_at};
 use super::error::{CatalogError, FieldDifference};
 use super::namespace::{GroupSlots, Namespace};
+use super::stripes::Placement;
 
 /// The bytes of a superblock.
 pub(crate) const SUPERBLOCK: usize = 4096;
@@ -41,6 +42,7 @@ pub(crate) struct Superblock {
     pub secret: Secret,
     pub namespace: Namespace,
     pub groups: Vec<GroupSlots>,
+    pub placement: Placement,
 }
 
 /// The meaning of a file's bytes.
@@ -82,6 +84,8 @@ impl Superblock {
         put(&mut bytes, 16, &self.generation.to_le_bytes());
         put(&mut bytes, 24, &self.epoch.to_le_bytes());
         put(&mut bytes, 32, &self.secret.0);
+        put(&mut bytes, 48, &self.placement.directories.to_le_bytes());
+        put(&mut bytes, 52, &self.placement.alignment.to_le_bytes());
         let mut at = HEAD;
         for group in &self.groups {
             put(&mut bytes, at, &group.slot_bytes.to_le_bytes());
@@ -194,14 +198,16 @@ fn decode_body(bytes: &[u8; SUPERBLOCK]) -> Option<Superblock> {
         namespace.push((text()?, text()?));
     }
     let (generation, epoch) = (u64_at(bytes, 16), u64_at(bytes, 24));
+    let placement = Placement { directories: u32_at(bytes, 48), alignment: u32_at(bytes, 52) };
     // They only grow, by one a change: larger numbers were never written.
     let is_possible = generation.max(epoch) < 1 << 62 && to_u64(slots.len()) == u64::from(groups);
-    is_possible.then_some(Superblock {
+    (is_possible && placement.is_possible()).then_some(Superblock {
         generation,
         epoch,
         secret: Secret(array_at(bytes, 32)),
         namespace: Namespace::new(name, namespace).ok()?,
         groups: slots,
+        placement,
     })
 }
 
@@ -216,7 +222,8 @@ mod tests {
     fn block() -> Superblock {
         let namespace = Namespace::new("model", [("model", "m"), ("rank", "0")]).unwrap();
         let groups = vec![group(4096), group(8192)];
-        Superblock { generation: 3, epoch: 2, secret: Secret([9; 16]), namespace, groups }
+        let (secret, placement) = (Secret([9; 16]), Placement { directories: 2, alignment: 8192 });
+        Superblock { generation: 3, epoch: 2, secret, namespace, groups, placement }
     }
 
     #[test]
@@ -254,11 +261,15 @@ mod tests {
     #[test]
     fn impossible_content_with_a_true_checksum_is_damage() {
         let whole = block().bytes();
-        let changes: [(usize, &[u8]); 6] = [
+        let changes: [(usize, &[u8]); 9] = [
             (12, &[0xff, 0xff]),
             (14, &[0xff, 0xff]),
             (16, &[0xff; 8]),
             (24, &[0xff; 8]),
+            // Alignments of slots: no power of two, less than a page, and 32 MiB.
+            (52, &[1, 0x20, 0, 0]),
+            (52, &[0, 8, 0, 0]),
+            (52, &[0, 0, 0, 2]),
             (HEAD + 2 * GROUP, &[0xff, 0xff]),
             (HEAD + 2 * GROUP + 2, b"/"),
         ];

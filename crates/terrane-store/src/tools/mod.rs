@@ -70,6 +70,10 @@ pub struct StoreStat {
     pub epoch: u64,
     /// The groups.
     pub groups: Vec<GroupStat>,
+    /// The number of directories of the disk tier. `None` if the store does not record it.
+    pub directories: Option<u32>,
+    /// The bytes that slots are aligned to in the slab files. `None` if the store does not record them.
+    pub slot_alignment: Option<ByteCount>,
     /// The bytes of the journals and the checkpoint.
     pub metadata: ByteCount,
     /// Records that are torn, or not yet durable.
@@ -163,6 +167,8 @@ pub fn stat(directory: &Path, name: &str) -> Result<StoreStat, StoreError> {
         fields: found.namespace.fields().to_vec(),
         epoch: found.epoch,
         groups,
+        directories: Some(found.placement.directories).filter(|&directories| directories > 0),
+        slot_alignment: found.placement.alignment().map(|bytes| ByteCount::new(bytes.get())),
         metadata: ByteCount::new(found.bytes),
         torn: found.torn,
         damaged: found.damaged,
@@ -193,7 +199,7 @@ pub fn why(
 ///
 /// # Errors
 ///
-/// As [`list`], and the errors of the slab files.
+/// As [`list`], also if the store has other directories; and the errors of the slab files.
 pub fn verify(
     directories: &[PathBuf],
     name: &str,

@@ -47,7 +47,9 @@ pub(super) fn read_all(
 ) -> Result<ScrubReport, StoreError> {
     let begun = Instant::now();
     let folders: Vec<PathBuf> = directories.iter().map(|directory| directory.join(name)).collect();
-    let options = SlabOptions { read_only: true, ..SlabOptions::default() };
+    found.check_directories(directories)?;
+    let slot_alignment = found.placement.alignment();
+    let options = SlabOptions { slot_alignment, read_only: true, ..SlabOptions::default() };
     let slabs = Slabs::open(&folders, &found.groups, &options)?;
     let blocks = sorted(found.live);
     let mut report = ScrubReport { as_of: found.as_of, ..ScrubReport::default() };

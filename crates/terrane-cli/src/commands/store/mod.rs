@@ -263,6 +263,8 @@ fn stat_json(
         "owner": stat.owner.as_ref().map(ToString::to_string),
         "epoch": stat.epoch,
         "groups": groups.collect::<Vec<_>>(),
+        "directories": stat.directories,
+        "slot_alignment": stat.slot_alignment.map(ByteCount::get),
         "metadata_bytes": stat.metadata.get(),
         "torn": stat.torn,
         "damaged": stat.damaged,
@@ -278,6 +280,9 @@ fn stat_text(name: &str, stat: &StoreStat) -> String {
         (Some(owner), true) => text.push_str(&wrap(&format!("open in {owner}"), "  ")),
         (_, true) => text.push_str("open in another process\n"),
         (_, false) => text.push_str("not open\n"),
+    }
+    if let Some(directories) = stat.directories.filter(|&directories| directories > 1) {
+        text.push_str(&format!("striped over {directories} directories\n"));
     }
     for (field, value) in &stat.fields {
         text.push_str(&wrap(&format!("  {field}: {value}"), "    "));

@@ -20,6 +20,7 @@ const SPARSE: SlabOptions = SlabOptions {
     depth: 4,
     request: ByteCount::mib(1),
     max_writes_while_reads_wait: 2,
+    slot_alignment: None,
     read_only: false,
 };
 

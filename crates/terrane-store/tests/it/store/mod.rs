@@ -17,3 +17,4 @@ mod resizes;
 mod scrubs;
 mod slower_tiers;
 mod soak;
+mod stripes;
