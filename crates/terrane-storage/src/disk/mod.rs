@@ -133,7 +133,7 @@ impl DiskFile {
         bytes: ByteCount,
         options: &DiskOptions,
     ) -> Result<Self, StorageError> {
-        let opened = open::existing(path, FileAccess::ReadAndWrite)?;
+        let opened = open::existing(path, FileAccess::ReadAndWrite, options)?;
         if bytes > opened.length() {
             check_limit(path, bytes)?;
         }
@@ -163,7 +163,7 @@ impl DiskFile {
         options: &DiskOptions,
         access: FileAccess,
     ) -> Result<Self, StorageError> {
-        let opened = open::existing(path, access)?;
+        let opened = open::existing(path, access, options)?;
         let length = opened.length();
         if length < bytes {
             return Err(StorageError::FileTooShort {

@@ -86,6 +86,20 @@ pub enum CatalogError {
         /// The permission bits.
         mode: u32,
     },
+    /// Another user owns the directory. That user can read and replace its files.
+    #[error(
+        "the directory {path:?} belongs to user {owner} and this process runs as user {user}; run it as \
+         user {owner}, give the directory and its files to user {user} with chown, or use another \
+         directory"
+    )]
+    OtherUser {
+        /// The path.
+        path: PathBuf,
+        /// The id of its owner.
+        owner: u32,
+        /// The effective user id of this process.
+        user: u32,
+    },
     /// The process may not access a file or directory.
     #[error("{file:?} is not accessible; check its permissions, its owner and the mount")]
     NotPermitted {

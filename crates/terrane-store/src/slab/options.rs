@@ -32,7 +32,11 @@ impl Default for SlabOptions {
             max_writes_while_reads_wait: 2,
             backend: IoBackend::Auto,
             registered: IoQueueOptions::default().registered,
-            disk: DiskOptions { durability: Durability::Data, ..DiskOptions::default() },
+            disk: DiskOptions {
+                durability: Durability::Data,
+                refuse_links: true,
+                ..DiskOptions::default()
+            },
             slot_alignment: None,
             read_only: false,
         }

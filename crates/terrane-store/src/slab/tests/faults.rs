@@ -16,6 +16,7 @@ const SPARSE: SlabOptions = SlabOptions {
         preallocate: Requirement::Off,
         unnamed: Requirement::Preferred,
         durability: Durability::Data,
+        refuse_links: true,
     },
     depth: 4,
     request: ByteCount::mib(1),
