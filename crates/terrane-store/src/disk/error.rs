@@ -53,6 +53,26 @@ pub enum CatalogError {
         /// The bytes that a superblock has for them.
         limit: usize,
     },
+    /// The store has too many groups.
+    #[error("{groups} groups were requested and a store has at most {limit}; use fewer groups")]
+    TooManyGroups {
+        /// The number of groups.
+        groups: usize,
+        /// The maximum number.
+        limit: usize,
+    },
+    /// The slots of a group are too large.
+    #[error(
+        "group {group} has slots of {slot_bytes} bytes and the limit is {limit}; split its blocks"
+    )]
+    SlotTooLarge {
+        /// The index of the group.
+        group: usize,
+        /// The bytes of a slot.
+        slot_bytes: u64,
+        /// The maximum number of bytes.
+        limit: u64,
+    },
     /// A group has no slots or slots of no bytes.
     #[error("group {group} has {slots} slots of {slot_bytes} bytes; both must be at least 1")]
     EmptyGroup {

@@ -35,6 +35,7 @@ pub use error::{CatalogError, FieldDifference, FoundStripe, ReadOnlyReason};
 pub use files::{DirectoryLock, Files, OpenFile, OpenMode};
 pub(crate) use inspect::{Inspected, inspect, placement};
 pub use live::{LiveRecord, LiveRecords, Recovered};
+pub(crate) use namespace::MOST_GROUPS;
 pub use namespace::{GroupSlots, Namespace};
 pub use owner::StoreOwner;
 pub use real::Directory;

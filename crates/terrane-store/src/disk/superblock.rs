@@ -10,7 +10,7 @@ use terrane_core::convert::to_u64;
 
 use super::bytes::{array_at, crc, put, u16_at, u32_at, u64_at};
 use super::error::{CatalogError, FieldDifference};
-use super::namespace::{GroupSlots, Namespace};
+use super::namespace::{GroupSlots, MOST_GROUPS, MOST_SLOT_BYTES, Namespace};
 use super::stripes::Placement;
 
 /// The bytes of a superblock.
@@ -62,8 +62,19 @@ impl Superblock {
     ///
     /// # Errors
     ///
-    /// Returns [`CatalogError::NamespaceTooLong`] if they do not.
+    /// Returns [`CatalogError::TooManyGroups`], [`CatalogError::SlotTooLarge`] or
+    /// [`CatalogError::NamespaceTooLong`] if they do not.
     pub(crate) fn check(namespace: &Namespace, groups: &[GroupSlots]) -> Result<(), CatalogError> {
+        if groups.len() > MOST_GROUPS {
+            let (groups, limit) = (groups.len(), MOST_GROUPS);
+            return Err(CatalogError::TooManyGroups { groups, limit });
+        }
+        let is_too_large = |(_, group): &(usize, &GroupSlots)| group.slot_bytes > MOST_SLOT_BYTES;
+        if let Some((group, &GroupSlots { slot_bytes, .. })) =
+            groups.iter().enumerate().find(is_too_large)
+        {
+            return Err(CatalogError::SlotTooLarge { group, slot_bytes, limit: MOST_SLOT_BYTES });
+        }
         let texts = namespace.fields().iter().flat_map(|(name, value)| [name.len(), value.len()]);
         let texts: usize = texts.chain([namespace.name().len()]).map(|length| length + 2).sum();
         let needed = groups.len().saturating_mul(GROUP).saturating_add(texts);
@@ -175,13 +186,16 @@ fn length_of(count: usize) -> [u8; 2] {
 
 fn decode_body(bytes: &[u8; SUPERBLOCK]) -> Option<Superblock> {
     let (groups, fields) = (u16_at(bytes, 12), u16_at(bytes, 14));
+    if usize::from(groups) > MOST_GROUPS {
+        return None;
+    }
     let mut rest = bytes.get(HEAD..END)?;
-    let mut slots = Vec::with_capacity(usize::from(groups).min(rest.len() / GROUP));
+    let mut slots = Vec::with_capacity(usize::from(groups));
     for _ in 0..groups {
         let (group, behind) = rest.split_at_checked(GROUP)?;
         rest = behind;
         slots.push(GroupSlots {
-            slot_bytes: u64_at(group, 0),
+            slot_bytes: Some(u64_at(group, 0)).filter(|&bytes| bytes <= MOST_SLOT_BYTES)?,
             slots: u32_at(group, 8),
             fingerprint: array_at(group, 16),
         });
@@ -261,8 +275,11 @@ mod tests {
     #[test]
     fn impossible_content_with_a_true_checksum_is_damage() {
         let whole = block().bytes();
-        let changes: [(usize, &[u8]); 9] = [
+        let changes: [(usize, &[u8]); 11] = [
             (12, &[0xff, 0xff]),
+            (12, &[65, 0]),
+            // A slot of 4 GiB.
+            (HEAD + 4, &[1]),
             (14, &[0xff, 0xff]),
             (16, &[0xff; 8]),
             (24, &[0xff; 8]),
@@ -288,9 +305,13 @@ mod tests {
         let namespace = Namespace::new("model", fields).unwrap();
         let error = Superblock::check(&namespace, &[]).unwrap_err();
         assert!(matches!(error, CatalogError::NamespaceTooLong { limit: 4024, .. }), "{error}");
-        let groups = vec![group(1); 1 << 17];
+        let groups = vec![group(1); 65];
         let error = Superblock::check(&block().namespace, &groups).unwrap_err();
-        assert!(matches!(error, CatalogError::NamespaceTooLong { groups: 131_072, .. }), "{error}");
+        let expected = CatalogError::TooManyGroups { groups: 65, limit: 64 };
+        assert_eq!(error, expected);
+        assert_eq!(Superblock::check(&block().namespace, &groups[..64]), Ok(()));
+        let error = Superblock::check(&block().namespace, &[group(1), group(1 << 32)]).unwrap_err();
+        assert!(matches!(error, CatalogError::SlotTooLarge { group: 1, .. }), "{error}");
     }
 
     #[test]

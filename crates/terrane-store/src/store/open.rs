@@ -14,8 +14,8 @@ use terrane_core::{Alignment, ByteCount, OwnerProcess};
 use terrane_transfer::{Endpoint, Slots, TransferManager};
 
 use crate::disk::{
-    Catalog, CatalogOptions, Directory, GroupSlots, LiveRecords, Placement, Recovered, Stripes,
-    acquire_striped, placement, random_secret,
+    Catalog, CatalogOptions, Directory, GroupSlots, LiveRecords, MOST_GROUPS, Placement, Recovered,
+    Stripes, acquire_striped, placement, random_secret,
 };
 use crate::error::StoreError;
 use crate::eviction::{EvictionPolicy, Lru, S3Fifo};
@@ -38,7 +38,6 @@ use crate::store::shared::{JobTable, StoreCore};
 use crate::store::tier::{DiskParts, Tier, TierBlocks};
 use crate::store::tier_counters::TierCounters;
 
-const MOST_GROUPS: usize = 64;
 const MOST_MEMORY_TIERS: usize = 8;
 
 /// A store that has more journals writes a checkpoint when it is opened. Each session leaves one, and an

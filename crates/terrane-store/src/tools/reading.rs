@@ -23,9 +23,9 @@ use crate::store::result::BlockResult;
 
 /// Sends the result of each read.
 struct Reads {
-    results: Sender<(usize, Result<SlabDone, SlabFailure>)>,
-    /// The memory that the reads fill.
+    /// The memory that the reads fill. It is freed before the receiver learns that all reads have ended.
     _buffers: Arc<Vec<Box<[u8]>>>,
+    results: Sender<(usize, Result<SlabDone, SlabFailure>)>,
 }
 
 impl SlabSink for Reads {
@@ -35,8 +35,21 @@ impl SlabSink for Reads {
     }
 }
 
-/// The blocks that are read at once.
-const AT_ONCE: usize = 16;
+/// The most blocks that are read at once.
+const BLOCKS_AT_ONCE: usize = 16;
+
+/// The most bytes that are read at once, unless one block has more.
+const BYTES_AT_ONCE: u64 = 64 << 20;
+
+/// The number of blocks from the first on that are read at once.
+fn at_once(blocks: &[ListedBlock]) -> usize {
+    let mut bytes = 0_u64;
+    let fits = |block: &&ListedBlock| {
+        bytes = bytes.saturating_add(block.length);
+        bytes <= BYTES_AT_ONCE
+    };
+    blocks.iter().take(BLOCKS_AT_ONCE).take_while(fits).count().max(1)
+}
 
 /// Reads all blocks that were found, at most `rate` bytes a second.
 pub(super) fn read_all(
@@ -53,7 +66,10 @@ pub(super) fn read_all(
     let slabs = Slabs::open(&folders, &found.groups, &options)?;
     let blocks = sorted(found.live);
     let mut report = ScrubReport { as_of: found.as_of, ..ScrubReport::default() };
-    for part in blocks.chunks(AT_ONCE) {
+    let mut rest = blocks.as_slice();
+    while !rest.is_empty() {
+        let (part, others) = rest.split_at(at_once(rest));
+        rest = others;
         for (block, result) in part.iter().zip(read_some(&slabs, part)) {
             report.blocks += 1;
             report.bytes = ByteCount::new(report.bytes.get().saturating_add(block.length));
@@ -90,7 +106,7 @@ fn read_some(slabs: &Slabs, blocks: &[ListedBlock]) -> Vec<Result<SlabDone, Slab
     let buffers: Vec<SlabBuffers> = memory.iter_mut().map(buffer).collect();
     let memory = Arc::new(memory);
     let (sender, ended) = channel();
-    let sink = Arc::new(Reads { results: sender, _buffers: memory });
+    let sink = Arc::new(Reads { _buffers: memory, results: sender });
     let request = |(index, (block, buffers)): (usize, (&ListedBlock, SlabBuffers))| SlabRequest {
         memory: None,
         job: JobId::new(0),

@@ -6,6 +6,7 @@ mod direct_gets;
 mod disk_only;
 mod faults;
 mod harness;
+mod hostile;
 mod memory_tiers;
 mod panics;
 mod prefixes;
