@@ -246,6 +246,18 @@ pub enum StoreError {
         /// The bytes of a slot.
         slot_bytes: u64,
     },
+    /// Direct I/O is required, and the store's slots are not aligned for it.
+    #[error(
+        "direct I/O was required and needs slots at multiples of {needed} bytes; those of the store are \
+         at multiples of {recorded}: prefer direct I/O instead, or remove the store's folders to begin \
+         with an empty store"
+    )]
+    SlotAlignment {
+        /// The alignment of the store's slots in bytes.
+        recorded: u64,
+        /// The alignment that direct I/O needs.
+        needed: u64,
+    },
     /// A file could not be synced. Bytes written to it since the last sync may be lost. The file
     /// is not synced again, because a later success would say nothing about those bytes.
     #[error(

@@ -9,7 +9,10 @@ use std::ptr::NonNull;
 use terrane_core::ByteCount;
 use terrane_store::disk::Namespace;
 use terrane_store::{BlockGroup, Blocks, DiskTier, JobOptions, Spans, Store};
+use terrane_testkit::needs::or_skipped;
+use terrane_testkit::process::forbid;
 
+use crate::schemas::check;
 use crate::support::{json, refused, run, text};
 
 const BLOCK: usize = 8192;
@@ -113,6 +116,36 @@ fn damage_is_found_removed_and_reported_by_the_status() {
     assert!(error.contains("3 blocks") && error.contains("--yes") && status == 2, "{error}");
     assert_eq!(text(&["store", "clear", path, "--yes"]), "llama is empty\n");
     assert_eq!(json(&["store", "ls", path, "--json"])["all"], 0);
+}
+
+#[test]
+fn a_scrub_reports_unreadable_blocks_apart_and_keeps_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let store = open(folder.path(), "llama");
+    put(&store, "prefix-1", 1);
+    drop(store);
+    let outputs = std::thread::scope(|scope| {
+        let scrub = || {
+            // The command inherits it. Without io_uring, each read of a slab file is a call of preadv.
+            forbid(&[libc::SYS_io_uring_setup], libc::EPERM)?;
+            forbid(&[libc::SYS_preadv], libc::EIO)?;
+            Ok([run(&["store", "scrub", path, "--json"]), run(&["store", "scrub", path])])
+        };
+        scope.spawn(scrub).join().unwrap()
+    });
+    let outputs = outputs.map_err(|error: std::io::Error| error.into());
+    let test = "store::a_scrub_reports_unreadable_blocks_apart_and_keeps_them";
+    let Some([report, text_of]) = or_skipped(test, outputs) else { return };
+    assert_eq!((report.status.code(), text_of.status.code()), (Some(1), Some(1)));
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+    check("store-verify", &report);
+    assert_eq!(report["damaged"], serde_json::json!([]));
+    assert_eq!(report["unreadable"][0]["block"]["key"], "prefix-1");
+    let text_of = String::from_utf8(text_of.stdout).unwrap();
+    assert!(text_of.contains("0 damaged; 1 unreadable"), "{text_of}");
+    assert!(text_of.contains("unreadable: a read of the disk tier failed"), "{text_of}");
+    assert!(text(&["store", "verify", path]).contains("verified 1 blocks"));
 }
 
 #[test]

@@ -133,7 +133,7 @@ impl DiskFile {
         bytes: ByteCount,
         options: &DiskOptions,
     ) -> Result<Self, StorageError> {
-        let opened = open::existing(path, AccessMode::ReadAndWrite)?;
+        let opened = open::existing(path, AccessMode::ReadAndWrite, options)?;
         if bytes > opened.length() {
             check_limit(path, bytes)?;
         }
@@ -163,7 +163,7 @@ impl DiskFile {
         options: &DiskOptions,
         access: AccessMode,
     ) -> Result<Self, StorageError> {
-        let opened = open::existing(path, access)?;
+        let opened = open::existing(path, access, options)?;
         let length = opened.length();
         if length < bytes {
             return Err(StorageError::FileTooShort {

@@ -11,6 +11,7 @@ use terrane_core::{
     Requirement,
 };
 
+use super::DiskOptions;
 use crate::error::StorageError;
 
 /// Only the owner may read the file: it may contain data of its prompts.
@@ -18,6 +19,9 @@ const MODE: u32 = 0o600;
 
 /// The number of names to try for a scratch file. It suffices for many processes at once.
 const ATTEMPTS: u32 = 1024;
+
+/// The type of a file, for messages.
+const LINK: &str = "a symbolic link";
 
 /// An open file during construction. If it was created under a name, the drop unlinks it, unless
 /// [`keep`](Self::keep) was called.
@@ -189,13 +193,25 @@ fn create(path: &Path) -> io::Result<File> {
 }
 
 /// Opens the regular file at `path` without changing it.
-pub(super) fn existing(path: &Path, access: AccessMode) -> Result<OpenedFile, StorageError> {
+pub(super) fn existing(
+    path: &Path,
+    access: AccessMode,
+    options: &DiskOptions,
+) -> Result<OpenedFile, StorageError> {
     check_path(path)?;
+    let refuses_links = options.refuse_links;
     let call =
         |name, error: io::Error| failure(path, ByteCount::ZERO, OsError::from_io(name, &error));
     // Opening any other type of file could block or have side effects.
-    check_type(path, &fs::metadata(path).map_err(|error| call("stat", error))?)?;
-    let opened = access.options().open(path).map_err(|error| match access {
+    let metadata = if refuses_links { fs::symlink_metadata(path) } else { fs::metadata(path) };
+    check_type(path, &metadata.map_err(|error| call("stat", error))?)?;
+    let mut options = access.options();
+    options.custom_flags(if refuses_links { libc::O_NOFOLLOW } else { 0 });
+    let opened = options.open(path).map_err(|error| match access {
+        // Another process has replaced the file since.
+        _ if refuses_links && error.raw_os_error() == Some(libc::ELOOP) => {
+            StorageError::NotAFile { path: path.to_owned(), found: LINK }
+        }
         AccessMode::ReadAndWrite => call("open", error),
         AccessMode::Read => {
             StorageError::File { path: path.to_owned(), source: OsError::from_io("open", &error) }
@@ -218,6 +234,7 @@ fn check_type(path: &Path, metadata: &Metadata) -> Result<(), StorageError> {
     let found = match () {
         () if kind.is_file() => return Ok(()),
         () if kind.is_dir() => "a directory",
+        () if kind.is_symlink() => LINK,
         () if kind.is_fifo() => "a FIFO",
         () if kind.is_socket() => "a socket",
         () if kind.is_block_device() || kind.is_char_device() => "a device",

@@ -17,4 +17,7 @@ pub struct DiskOptions {
     pub unnamed: Requirement,
     /// The durability of writes. It applies to every transfer that writes to the file.
     pub durability: Durability,
+    /// Refuses to open an existing file through a symbolic link. Links in the path of its directory
+    /// are followed.
+    pub refuse_links: bool,
 }

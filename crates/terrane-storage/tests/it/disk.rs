@@ -19,6 +19,7 @@ const OPTIONS: DiskOptions = DiskOptions {
     preallocate: Requirement::Preferred,
     unnamed: Requirement::Preferred,
     durability: Durability::None,
+    refuse_links: false,
 };
 
 #[test]
@@ -248,4 +249,24 @@ fn a_named_file_allocator_creates_its_file_once_and_not_for_zero_bytes() {
     allocator.allocate(&RegionRequest::new(count(1))).unwrap_err();
     drop(file);
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 8192, "it stays");
+}
+
+#[test]
+fn links_are_followed_unless_the_options_refuse_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let [target, link] = ["target", "link"].map(|name| directory.path().join(name));
+    drop(DiskFile::create_new(&target, ByteCount::kib(4), &OPTIONS).unwrap());
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    let refusing = DiskOptions { refuse_links: true, ..OPTIONS };
+    for open in [DiskFile::open_existing, DiskFile::open_extended, DiskFile::open_read_only] {
+        assert!(open(&link, ByteCount::kib(4), &OPTIONS).is_ok());
+        assert!(open(&target, ByteCount::kib(4), &refusing).is_ok());
+        let error = open(&link, ByteCount::kib(4), &refusing).unwrap_err();
+        let is_right = matches!(error, StorageError::NotAFile { found: "a symbolic link", .. });
+        assert!(is_right, "{error}");
+    }
+    // Links in the path of the directory are followed.
+    let below = directory.path().join("below");
+    std::os::unix::fs::symlink(directory.path(), &below).unwrap();
+    assert!(DiskFile::open_existing(&below.join("target"), ByteCount::kib(4), &refusing).is_ok());
 }

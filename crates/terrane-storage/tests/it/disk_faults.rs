@@ -25,6 +25,7 @@ const SPARSE: DiskOptions = DiskOptions {
     preallocate: Requirement::Off,
     unnamed: Requirement::Preferred,
     durability: terrane_core::Durability::None,
+    refuse_links: false,
 };
 
 /// Every way to create a file, with each way to set its length.

@@ -23,6 +23,7 @@ use super::record::{PutRecord, Stamp, encode_put, encode_remove};
 use super::recovery::{self, Reading};
 use super::snapshot::CatalogSnapshot;
 use super::state::State;
+use super::stripes::Stripes;
 use super::superblock::{Secret, Superblock};
 use super::superblocks;
 use crate::key::KeyHash;
@@ -104,6 +105,34 @@ impl Catalog {
         groups: &[GroupSlots],
         options: CatalogOptions,
     ) -> Result<(Self, Recovered), CatalogError> {
+        Self::open_with(files, directory, (namespace, groups), options, None)
+    }
+
+    /// Opens or creates the catalog of a tier with these directories, whose first is `files`. A new store
+    /// records their number, their order and the alignment of its slots.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open), and [`CatalogError::DirectoryCount`], [`CatalogError::StripeDiffers`] or
+    /// [`CatalogError::SlotAlignmentDiffers`] if the store records others. Nothing was changed then.
+    pub fn open_striped(
+        files: Arc<dyn Files>,
+        directory: &Path,
+        namespace: &Namespace,
+        groups: &[GroupSlots],
+        options: CatalogOptions,
+        stripes: &Stripes,
+    ) -> Result<(Self, Recovered), CatalogError> {
+        Self::open_with(files, directory, (namespace, groups), options, Some(stripes))
+    }
+
+    fn open_with(
+        files: Arc<dyn Files>,
+        directory: &Path,
+        (namespace, groups): (&Namespace, &[GroupSlots]),
+        options: CatalogOptions,
+        stripes: Option<&Stripes>,
+    ) -> Result<(Self, Recovered), CatalogError> {
         let start = Instant::now();
         let empty = |(_, group): &(usize, &GroupSlots)| group.slots == 0 || group.slot_bytes == 0;
         if let Some((group, &GroupSlots { slot_bytes, slots, .. })) =
@@ -114,7 +143,7 @@ impl Catalog {
         Superblock::check(namespace, groups)?;
         let lock = owner::acquire(files.as_ref(), directory)?;
         let folder = Folder { files, path: directory.to_owned() };
-        let loaded = superblocks::load(&folder, namespace, groups)?;
+        let loaded = superblocks::load(&folder, namespace, groups, stripes)?;
         let epoch = loaded.superblock.epoch;
         let threads = options.recovery_threads.unwrap_or_else(default_threads);
         let reading = Reading { threads, keep_keys: options.keep_keys, syncs: true };
@@ -342,10 +371,10 @@ fn default_threads() -> NonZeroUsize {
     threads.min(NonZeroUsize::new(MOST_THREADS).unwrap_or(NonZeroUsize::MIN))
 }
 
-/// Locks the folders of a striped tier for this process. The catalog has locked the first one. A folder
-/// that is listed twice is locked once.
+/// Locks the folders of a striped tier for this process, except the first one, which the catalog locks. A
+/// folder that is listed twice is locked once.
 pub(crate) fn acquire_striped(
-    folders: &[Directory],
+    folders: &[Arc<Directory>],
 ) -> Result<Vec<Box<dyn DirectoryLock>>, CatalogError> {
     let (mut locked, mut locks) = (Vec::new(), Vec::new());
     for folder in folders {
@@ -354,7 +383,7 @@ pub(crate) fn acquire_striped(
             continue;
         }
         if !locked.is_empty() {
-            locks.push(owner::acquire(folder, folder.path())?);
+            locks.push(owner::acquire(&**folder, folder.path())?);
         }
         locked.push(identity);
     }

@@ -53,6 +53,26 @@ pub enum CatalogError {
         /// The bytes that a superblock has for them.
         limit: usize,
     },
+    /// The store has too many groups.
+    #[error("{groups} groups were requested and a store has at most {limit}; use fewer groups")]
+    TooManyGroups {
+        /// The number of groups.
+        groups: usize,
+        /// The maximum number.
+        limit: usize,
+    },
+    /// The slots of a group are too large.
+    #[error(
+        "group {group} has slots of {slot_bytes} bytes and the limit is {limit}; split its blocks"
+    )]
+    SlotTooLarge {
+        /// The index of the group.
+        group: usize,
+        /// The bytes of a slot.
+        slot_bytes: u64,
+        /// The maximum number of bytes.
+        limit: u64,
+    },
     /// A group has no slots or slots of no bytes.
     #[error("group {group} has {slots} slots of {slot_bytes} bytes; both must be at least 1")]
     EmptyGroup {
@@ -85,6 +105,20 @@ pub enum CatalogError {
         path: PathBuf,
         /// The permission bits.
         mode: u32,
+    },
+    /// Another user owns the directory. That user can read and replace its files.
+    #[error(
+        "the directory {path:?} belongs to user {owner} and this process runs as user {user}; run it as \
+         user {owner}, give the directory and its files to user {user} with chown, or use another \
+         directory"
+    )]
+    OtherUser {
+        /// The path.
+        path: PathBuf,
+        /// The id of its owner.
+        owner: u32,
+        /// The effective user id of this process.
+        user: u32,
     },
     /// The process may not access a file or directory.
     #[error("{file:?} is not accessible; check its permissions, its owner and the mount")]
@@ -165,6 +199,46 @@ pub enum CatalogError {
         directory: PathBuf,
         /// The fields that differ.
         differences: Vec<FieldDifference>,
+    },
+    /// The tier has another number of directories than the store.
+    #[error(
+        "the store in {:?} has {recorded} directories and {} were passed: {passed:?}; pass all its \
+         directories in their order, or remove its folders to begin with an empty store",
+        .passed.first().cloned().unwrap_or_default(), .passed.len()
+    )]
+    DirectoryCount {
+        /// The number of directories that the store records.
+        recorded: u32,
+        /// The folders that were passed.
+        passed: Vec<PathBuf>,
+    },
+    /// A directory of the tier is not the one of the store.
+    #[error(
+        "{directory:?} was passed as directory {index} of the store in {first:?}, and {found}; pass all \
+         directories of the store in their order, or remove its folders to begin with an empty store"
+    )]
+    StripeDiffers {
+        /// The folder of the first directory.
+        first: PathBuf,
+        /// The folder that was passed.
+        directory: PathBuf,
+        /// Its index among the directories that were passed, from 0.
+        index: u32,
+        /// The content of the folder.
+        found: FoundStripe,
+    },
+    /// The slots of the store have another alignment.
+    #[error(
+        "the slots of the store in {directory:?} are aligned to {recorded} bytes and {requested} were \
+         requested; open it again, or remove its folders to begin with an empty store"
+    )]
+    SlotAlignmentDiffers {
+        /// The folder of the store.
+        directory: PathBuf,
+        /// The alignment that the store records.
+        recorded: u32,
+        /// The requested alignment; 0 if it is none that can be recorded.
+        requested: u32,
     },
     /// A file is too long to be one of a catalog.
     #[error("{file:?} has {length} bytes and the limit is {limit}; it is damaged, remove it")]
@@ -250,6 +324,40 @@ pub enum CatalogError {
     /// The catalog belongs to the process that this one was forked from.
     #[error(transparent)]
     Forked(#[from] ForkedProcess),
+}
+
+/// The content of a folder that was passed as a directory of a striped store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FoundStripe {
+    /// It has no file of the store.
+    Nothing,
+    /// It is another directory of the store.
+    SameStore {
+        /// Its index in the store, from 0.
+        index: u32,
+    },
+    /// It is a directory of another store.
+    OtherStore {
+        /// Its index in that store, from 0.
+        index: u32,
+    },
+    /// The file that names the store is damaged.
+    Damaged {
+        /// The file.
+        file: String,
+    },
+}
+
+impl fmt::Display for FoundStripe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => write!(f, "it has no file of that store"),
+            Self::SameStore { index } => write!(f, "it is directory {index} of that store"),
+            Self::OtherStore { index } => write!(f, "it is directory {index} of another store"),
+            Self::Damaged { file } => write!(f, "its file {file:?} is damaged"),
+        }
+    }
 }
 
 /// Why a catalog no longer writes.

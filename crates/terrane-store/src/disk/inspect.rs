@@ -7,7 +7,7 @@
 //! never keeps a store from being opened.
 
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
@@ -19,6 +19,7 @@ use super::namespace::{GroupSlots, Namespace};
 use super::owner::{self, StoreOwner};
 use super::real::Directory;
 use super::recovery::{self, Reading};
+use super::stripes::{Placement, Stripes};
 use super::superblock::{Secret, Superblock};
 use super::superblocks;
 
@@ -31,6 +32,7 @@ pub(crate) struct Inspected {
     pub(crate) namespace: Namespace,
     pub(crate) groups: Vec<GroupSlots>,
     pub(crate) secret: Secret,
+    pub(crate) placement: Placement,
     pub(crate) epoch: u64,
     /// The number of the last record that was read.
     pub(crate) as_of: u64,
@@ -61,11 +63,12 @@ pub(crate) fn inspect(directory: &Path, name: &str) -> Result<Inspected, Catalog
         (superblock.generation, state.checkpoint, state.last_number)
     };
     let ((superblock, state), is_live) = settled(|| read(&folder), version, is_locked)?;
-    let Superblock { namespace, groups, secret, epoch, .. } = superblock;
+    let Superblock { namespace, groups, secret, placement, epoch, .. } = superblock;
     Ok(Inspected {
         namespace,
         groups,
         secret,
+        placement,
         epoch,
         as_of: state.next_sequence.saturating_sub(1),
         live: LiveRecords::new(state.merged.parts),
@@ -76,6 +79,33 @@ pub(crate) fn inspect(directory: &Path, name: &str) -> Result<Inspected, Catalog
         is_live,
         owner: if is_live { owner::read(&*folder.files) } else { None },
     })
+}
+
+impl Inspected {
+    /// Checks that the store has these directories, in this order.
+    pub(crate) fn check_directories(&self, directories: &[PathBuf]) -> Result<(), CatalogError> {
+        let name = self.namespace.name();
+        let folders: Vec<PathBuf> = directories.iter().map(|it| it.join(name)).collect();
+        // The number first: a directory that is not of the store may not exist.
+        self.placement.check_count(&folders)?;
+        let (Some((first, _)), [_, others @ ..]) = (folders.split_first(), directories) else {
+            return Ok(());
+        };
+        let mut stripes = Stripes::recorded(self.placement);
+        for directory in others {
+            let folder = Directory::open_read_only(directory, name)?;
+            let path = folder.path().to_owned();
+            stripes = stripes.also_in(Arc::new(folder), &path);
+        }
+        stripes.check(first, (self.placement, &self.secret))
+    }
+}
+
+/// What the store `name` in `directory` records of its directories, if there is one. Its opening checks
+/// that again, under its lock.
+pub(crate) fn placement(directory: &Path, name: &str) -> Option<Placement> {
+    let files = Arc::new(Directory::open_read_only(directory, name).ok()?);
+    superblocks::placement(&Folder { path: files.path().to_owned(), files })
 }
 
 /// Reads until a reading stands, and returns whether the store is live. It may be opened meanwhile, so

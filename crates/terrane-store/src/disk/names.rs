@@ -37,6 +37,19 @@ pub(crate) fn unfinished(number: u64) -> String {
     format!("{CHECKPOINT}{number}{ASIDE}")
 }
 
+const STRIPE: &str = "stripe.";
+
+/// The name of the file that says which directory of a striped store this is.
+pub(crate) fn stripe(index: u32) -> String {
+    format!("{STRIPE}{index:03}")
+}
+
+/// The index of a directory, from the name of its [`stripe`] file.
+pub(crate) fn parse_stripe(name: &str) -> Option<u32> {
+    let index = name.strip_prefix(STRIPE)?.parse().ok()?;
+    (stripe(index) == name).then_some(index)
+}
+
 /// The file that a name belongs to. Other names are `None`.
 pub(crate) fn parse(name: &str) -> Option<Name> {
     if let Some(number) = name.strip_prefix(JOURNAL) {
@@ -69,6 +82,17 @@ mod tests {
             assert_eq!(parse(&journal(number)), Some(Name::Journal(number)));
             assert_eq!(parse(&checkpoint(number)), Some(Name::Checkpoint(number)));
             assert_eq!(parse(&unfinished(number)), Some(Name::Unfinished(number)));
+        }
+    }
+
+    #[test]
+    fn names_of_stripe_files_come_back() {
+        for index in [1, 12, 999, 1000, u32::MAX] {
+            assert_eq!(parse_stripe(&stripe(index)), Some(index));
+        }
+        for name in ["stripe.1", "stripe.0001", "stripe.+01", "stripe.", "stripe.00x", "slab.0.001"]
+        {
+            assert_eq!(parse_stripe(name), None, "{name}");
         }
     }
 

@@ -2,6 +2,12 @@
 
 use super::error::CatalogError;
 
+/// The maximum number of groups of a store.
+pub(crate) const MOST_GROUPS: usize = 64;
+
+/// The maximum number of bytes of a slot.
+pub(crate) const MOST_SLOT_BYTES: u64 = u32::MAX as u64;
+
 /// The maximum length of a namespace's name in bytes.
 const LONGEST_FOLDER: usize = 128;
 

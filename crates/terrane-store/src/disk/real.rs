@@ -10,6 +10,7 @@ use rustix::fs::{
     renameat, unlinkat,
 };
 use rustix::io::Errno;
+use rustix::process::geteuid;
 use terrane_core::OsError;
 use terrane_core::convert::to_u64;
 
@@ -37,7 +38,7 @@ impl Directory {
     /// # Errors
     ///
     /// Returns [`CatalogError::NotFound`] if `parent` does not exist,
-    /// [`CatalogError::NotADirectory`], [`CatalogError::NotPrivate`] or
+    /// [`CatalogError::NotADirectory`], [`CatalogError::OtherUser`], [`CatalogError::NotPrivate`] or
     /// [`CatalogError::NotPermitted`] if the folder is not usable, and the errors of the system.
     pub fn open(parent: &Path, name: &str) -> Result<Self, CatalogError> {
         let path = parent.join(name);
@@ -101,8 +102,14 @@ impl Directory {
     }
 }
 
-/// Takes the permissions of other users from a folder that was there before.
+/// Takes the permissions of other users from a folder that was there before. Its owner must be the user of
+/// this process, also for root: the owner can read and replace what is in it.
 fn make_private(descriptor: &OwnedFd, path: &Path) -> Result<(), CatalogError> {
+    let found = fstat(descriptor).map_err(|error| at(path, "fstat", error))?;
+    let (owner, user) = (found.st_uid, geteuid().as_raw());
+    if owner != user {
+        return Err(CatalogError::OtherUser { path: path.to_owned(), owner, user });
+    }
     let mode = || -> Result<u32, CatalogError> {
         let found = fstat(descriptor).map_err(|error| at(path, "fstat", error))?;
         Ok(Mode::from_raw_mode(found.st_mode).bits() & 0o777)

@@ -10,7 +10,8 @@ use terrane_core::convert::to_u64;
 
 use super::bytes::{array_at, crc, put, u16_at, u32_at, u64_at};
 use super::error::{CatalogError, FieldDifference};
-use super::namespace::{GroupSlots, Namespace};
+use super::namespace::{GroupSlots, MOST_GROUPS, MOST_SLOT_BYTES, Namespace};
+use super::stripes::Placement;
 
 /// The bytes of a superblock.
 pub(crate) const SUPERBLOCK: usize = 4096;
@@ -41,6 +42,7 @@ pub(crate) struct Superblock {
     pub secret: Secret,
     pub namespace: Namespace,
     pub groups: Vec<GroupSlots>,
+    pub placement: Placement,
 }
 
 /// The meaning of a file's bytes.
@@ -60,8 +62,19 @@ impl Superblock {
     ///
     /// # Errors
     ///
-    /// Returns [`CatalogError::NamespaceTooLong`] if they do not.
+    /// Returns [`CatalogError::TooManyGroups`], [`CatalogError::SlotTooLarge`] or
+    /// [`CatalogError::NamespaceTooLong`] if they do not.
     pub(crate) fn check(namespace: &Namespace, groups: &[GroupSlots]) -> Result<(), CatalogError> {
+        if groups.len() > MOST_GROUPS {
+            let (groups, limit) = (groups.len(), MOST_GROUPS);
+            return Err(CatalogError::TooManyGroups { groups, limit });
+        }
+        let is_too_large = |(_, group): &(usize, &GroupSlots)| group.slot_bytes > MOST_SLOT_BYTES;
+        if let Some((group, &GroupSlots { slot_bytes, .. })) =
+            groups.iter().enumerate().find(is_too_large)
+        {
+            return Err(CatalogError::SlotTooLarge { group, slot_bytes, limit: MOST_SLOT_BYTES });
+        }
         let texts = namespace.fields().iter().flat_map(|(name, value)| [name.len(), value.len()]);
         let texts: usize = texts.chain([namespace.name().len()]).map(|length| length + 2).sum();
         let needed = groups.len().saturating_mul(GROUP).saturating_add(texts);
@@ -82,6 +95,8 @@ impl Superblock {
         put(&mut bytes, 16, &self.generation.to_le_bytes());
         put(&mut bytes, 24, &self.epoch.to_le_bytes());
         put(&mut bytes, 32, &self.secret.0);
+        put(&mut bytes, 48, &self.placement.directories.to_le_bytes());
+        put(&mut bytes, 52, &self.placement.alignment.to_le_bytes());
         let mut at = HEAD;
         for group in &self.groups {
             put(&mut bytes, at, &group.slot_bytes.to_le_bytes());
@@ -171,13 +186,16 @@ fn length_of(count: usize) -> [u8; 2] {
 
 fn decode_body(bytes: &[u8; SUPERBLOCK]) -> Option<Superblock> {
     let (groups, fields) = (u16_at(bytes, 12), u16_at(bytes, 14));
+    if usize::from(groups) > MOST_GROUPS {
+        return None;
+    }
     let mut rest = bytes.get(HEAD..END)?;
-    let mut slots = Vec::with_capacity(usize::from(groups).min(rest.len() / GROUP));
+    let mut slots = Vec::with_capacity(usize::from(groups));
     for _ in 0..groups {
         let (group, behind) = rest.split_at_checked(GROUP)?;
         rest = behind;
         slots.push(GroupSlots {
-            slot_bytes: u64_at(group, 0),
+            slot_bytes: Some(u64_at(group, 0)).filter(|&bytes| bytes <= MOST_SLOT_BYTES)?,
             slots: u32_at(group, 8),
             fingerprint: array_at(group, 16),
         });
@@ -194,14 +212,16 @@ fn decode_body(bytes: &[u8; SUPERBLOCK]) -> Option<Superblock> {
         namespace.push((text()?, text()?));
     }
     let (generation, epoch) = (u64_at(bytes, 16), u64_at(bytes, 24));
+    let placement = Placement { directories: u32_at(bytes, 48), alignment: u32_at(bytes, 52) };
     // They only grow, by one a change: larger numbers were never written.
     let is_possible = generation.max(epoch) < 1 << 62 && to_u64(slots.len()) == u64::from(groups);
-    is_possible.then_some(Superblock {
+    (is_possible && placement.is_possible()).then_some(Superblock {
         generation,
         epoch,
         secret: Secret(array_at(bytes, 32)),
         namespace: Namespace::new(name, namespace).ok()?,
         groups: slots,
+        placement,
     })
 }
 
@@ -216,7 +236,8 @@ mod tests {
     fn block() -> Superblock {
         let namespace = Namespace::new("model", [("model", "m"), ("rank", "0")]).unwrap();
         let groups = vec![group(4096), group(8192)];
-        Superblock { generation: 3, epoch: 2, secret: Secret([9; 16]), namespace, groups }
+        let (secret, placement) = (Secret([9; 16]), Placement { directories: 2, alignment: 8192 });
+        Superblock { generation: 3, epoch: 2, secret, namespace, groups, placement }
     }
 
     #[test]
@@ -254,11 +275,18 @@ mod tests {
     #[test]
     fn impossible_content_with_a_true_checksum_is_damage() {
         let whole = block().bytes();
-        let changes: [(usize, &[u8]); 6] = [
+        let changes: [(usize, &[u8]); 11] = [
             (12, &[0xff, 0xff]),
+            (12, &[65, 0]),
+            // A slot of 4 GiB.
+            (HEAD + 4, &[1]),
             (14, &[0xff, 0xff]),
             (16, &[0xff; 8]),
             (24, &[0xff; 8]),
+            // Alignments of slots: no power of two, less than a page, and 32 MiB.
+            (52, &[1, 0x20, 0, 0]),
+            (52, &[0, 8, 0, 0]),
+            (52, &[0, 0, 0, 2]),
             (HEAD + 2 * GROUP, &[0xff, 0xff]),
             (HEAD + 2 * GROUP + 2, b"/"),
         ];
@@ -277,9 +305,13 @@ mod tests {
         let namespace = Namespace::new("model", fields).unwrap();
         let error = Superblock::check(&namespace, &[]).unwrap_err();
         assert!(matches!(error, CatalogError::NamespaceTooLong { limit: 4024, .. }), "{error}");
-        let groups = vec![group(1); 1 << 17];
+        let groups = vec![group(1); 65];
         let error = Superblock::check(&block().namespace, &groups).unwrap_err();
-        assert!(matches!(error, CatalogError::NamespaceTooLong { groups: 131_072, .. }), "{error}");
+        let expected = CatalogError::TooManyGroups { groups: 65, limit: 64 };
+        assert_eq!(error, expected);
+        assert_eq!(Superblock::check(&block().namespace, &groups[..64]), Ok(()));
+        let error = Superblock::check(&block().namespace, &[group(1), group(1 << 32)]).unwrap_err();
+        assert!(matches!(error, CatalogError::SlotTooLarge { group: 1, .. }), "{error}");
     }
 
     #[test]

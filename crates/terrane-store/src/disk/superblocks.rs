@@ -9,6 +9,7 @@ use super::files::OpenMode;
 use super::folder::{Folder, failure};
 use super::names::{self, SUPERBLOCKS};
 use super::namespace::{GroupSlots, Namespace};
+use super::stripes::{Placement, Stripes, check_first};
 use super::superblock::{FORMAT_VERSION, Found, SUPERBLOCK, Secret, Superblock};
 
 /// The superblock of an open store.
@@ -27,6 +28,7 @@ pub(crate) fn load(
     folder: &Folder,
     namespace: &Namespace,
     groups: &[GroupSlots],
+    stripes: Option<&Stripes>,
 ) -> Result<Loaded, CatalogError> {
     let [first, second] = SUPERBLOCKS;
     let found = [read(folder, first)?, read(folder, second)?];
@@ -42,12 +44,15 @@ pub(crate) fn load(
     let generation = |block: Option<&Superblock>| block.map(|block| block.generation);
     let newer = usize::from(generation(blocks[1]) > generation(blocks[0]));
     let Some(newest) = blocks[newer] else {
-        return create(folder, namespace, groups, &found);
+        return create(folder, namespace, groups, (stripes, &found));
     };
     let differences = newest.differences(namespace, groups);
     if !differences.is_empty() {
         let directory = folder.path.clone();
         return Err(CatalogError::NamespaceDiffers { directory, differences });
+    }
+    if let Some(stripes) = stripes {
+        stripes.check(&folder.path, (newest.placement, &newest.secret))?;
     }
     let mut superblock = newest.clone();
     let failed = |(name, error): (&str, OsError)| folder.failure(name, error);
@@ -94,6 +99,16 @@ pub(crate) fn newest(folder: &Folder) -> Result<Superblock, CatalogError> {
     })
 }
 
+/// The placement that the newer of the valid copies records, if one is valid. Whoever opens the store
+/// checks it again under its lock.
+pub(crate) fn placement(folder: &Folder) -> Option<Placement> {
+    let valid = SUPERBLOCKS.into_iter().filter_map(|name| match read(folder, name) {
+        Ok(Some(Found::Valid(block))) => Some(block),
+        _ => None,
+    });
+    valid.max_by_key(|block| block.generation).map(|block| block.placement)
+}
+
 /// Writes and syncs the copies, one after the other. An error has the name of the file.
 pub(crate) fn replace<const N: usize>(
     folder: &Folder,
@@ -113,12 +128,15 @@ fn create(
     folder: &Folder,
     namespace: &Namespace,
     groups: &[GroupSlots],
-    found: &[Option<Found>; 2],
+    (stripes, found): (Option<&Stripes>, &[Option<Found>; 2]),
 ) -> Result<Loaded, CatalogError> {
     for (name, found) in SUPERBLOCKS.iter().zip(found) {
         if *found == Some(Found::Foreign) {
             return Err(CatalogError::ForeignSuperblock { file: folder.path.join(name) });
         }
+    }
+    if found.iter().all(Option::is_none) {
+        check_first(folder)?;
     }
     // Journals are created after both superblocks and their names are durable. Without them, what there is of a
     // superblock was left by a creation that was cut short.
@@ -133,7 +151,11 @@ fn create(
         secret: Secret(random_secret().map_err(|error| failure(&folder.path, error))?),
         namespace: namespace.clone(),
         groups: groups.to_vec(),
+        placement: stripes.map_or(Placement::default(), Stripes::placement),
     };
+    if let Some(stripes) = stripes {
+        stripes.create(&folder.path, &superblock.secret)?;
+    }
     let written = replace(folder, &superblock, SUPERBLOCKS);
     written.map_err(|(name, error)| folder.failure(name, error))?;
     Ok(Loaded { superblock, repaired: false })

@@ -11,7 +11,8 @@ use rustix::io::Errno;
 use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
 use terrane_core::{
-    Alignment, Allocate, ByteCount, CapabilityReport, Durability, Memory, OsError, Requirement,
+    Alignment, Allocate, ByteCount, Capability, CapabilityReport, CapabilityStatus, Durability,
+    Memory, OsError, Reason, Requirement,
 };
 use terrane_storage::{DiskAllocator, DiskFile, DiskOptions, IoFile, StorageError};
 
@@ -60,15 +61,28 @@ impl SlabFiles {
         if folders.is_empty() {
             return Err(StoreError::NoDirectory);
         }
+        let needed = granule_of_all(folders, options)?;
+        let granule = options.slot_alignment.unwrap_or(needed);
+        let mut options = *options;
+        let is_refused = refuses_direct(granule, needed, options.disk.direct)?;
+        if is_refused {
+            options.disk.direct = Requirement::Off;
+        }
         let mut files = Self {
             groups: Vec::new(),
-            granule: granule_of_all(folders, options)?,
+            granule,
             durability: options.disk.durability,
             capabilities: CapabilityReport::default(),
         };
         for (number, &slots) in groups.iter().enumerate() {
-            let group = files.open_group(folders, number, slots, options)?;
+            let group = files.open_group(folders, number, slots, &options)?;
             files.groups.push(group);
+        }
+        if is_refused {
+            let reason =
+                Reason::Needs("slots that are aligned for it: a store that is created again");
+            let status = CapabilityStatus::Refused(reason);
+            files.capabilities.record(Capability::DirectIo, Requirement::Preferred, status);
         }
         Ok(files)
     }
@@ -230,6 +244,23 @@ fn sync_file(file: &DiskFile) -> Result<(), OsError> {
     })
 }
 
+/// Whether direct I/O, which needs slots at multiples of `needed`, is not used for slots at multiples of
+/// `granule`.
+fn refuses_direct(
+    granule: Alignment,
+    needed: Alignment,
+    direct: Requirement,
+) -> Result<bool, StoreError> {
+    if needed <= granule {
+        return Ok(false);
+    }
+    if direct == Requirement::Required {
+        let (recorded, needed) = (granule.get(), needed.get());
+        return Err(StoreError::SlotAlignment { recorded, needed });
+    }
+    Ok(true)
+}
+
 /// The alignment of requests that suits the file systems of all folders: a page or more.
 pub(super) fn granule_of_all(
     folders: &[PathBuf],
@@ -299,6 +330,20 @@ mod tests {
         assert_eq!(state.run(|| Err(failure)), Err(failure));
         state.is_written.store(true, Ordering::Release);
         assert_eq!(state.run(|| panic!("a second sync")), Err(failure));
+    }
+
+    #[test]
+    fn slots_that_are_not_aligned_for_direct_io_are_read_through_the_page_cache() {
+        let [small, large] = [4096, 16_384].map(|bytes| Alignment::new(bytes).unwrap());
+        for direct in [Requirement::Off, Requirement::Preferred, Requirement::Required] {
+            assert!(!refuses_direct(large, small, direct).unwrap());
+            assert!(!refuses_direct(large, large, direct).unwrap());
+        }
+        assert!(refuses_direct(small, large, Requirement::Preferred).unwrap());
+        let error = refuses_direct(small, large, Requirement::Required).unwrap_err();
+        let is_right =
+            matches!(error, StoreError::SlotAlignment { recorded: 4096, needed: 16_384 });
+        assert!(is_right, "{error}");
     }
 
     #[test]

@@ -27,7 +27,7 @@ use std::time::Instant;
 
 use terrane_core::sync::lock;
 use terrane_core::{
-    Capability, CapabilityReport, ForkedProcess, OsError, OwnerProcess, Requirement,
+    Alignment, Capability, CapabilityReport, ForkedProcess, OsError, OwnerProcess, Requirement,
 };
 use terrane_storage::{IoQueue, IoQueueOptions, IoRegistration, StorageError};
 
@@ -77,7 +77,8 @@ impl Slabs {
     ///
     /// # Errors
     ///
-    /// [`StoreError::NoDirectory`], [`StoreError::SlotsTooLarge`], [`StoreError::SlabFile`], and
+    /// [`StoreError::NoDirectory`], [`StoreError::SlotsTooLarge`], [`StoreError::SlotAlignment`] if direct
+    /// I/O is required and needs a larger one, [`StoreError::SlabFile`], and
     /// [`StoreError::Storage`]: with `NoSpace` if the disk cannot hold the files.
     pub(crate) fn open(
         folders: &[PathBuf],
@@ -130,8 +131,11 @@ impl Slabs {
     /// # Errors
     ///
     /// [`StoreError::Storage`] if a folder cannot be used.
-    pub(crate) fn granule(folders: &[PathBuf], options: &SlabOptions) -> Result<u64, StoreError> {
-        Ok(files::granule_of_all(folders, options)?.get())
+    pub(crate) fn granule(
+        folders: &[PathBuf],
+        options: &SlabOptions,
+    ) -> Result<Alignment, StoreError> {
+        files::granule_of_all(folders, options)
     }
 
     /// The bytes between two slots of a group: its slot size, rounded up for direct I/O. 0 for a group

@@ -1,6 +1,6 @@
 //! Options of the slab files and of their I/O.
 
-use terrane_core::{ByteCount, Durability};
+use terrane_core::{Alignment, ByteCount, Durability};
 use terrane_storage::{DiskOptions, IoBackend, IoQueueOptions};
 
 /// Options of [`Slabs`](super::Slabs).
@@ -18,6 +18,8 @@ pub(crate) struct SlabOptions {
     pub(crate) registered: ByteCount,
     /// The options of each slab file. Their durability is that of [`Slabs::sync`](super::Slabs::sync).
     pub(crate) disk: DiskOptions,
+    /// The alignment of slots that the store records. `None` takes that of the file systems.
+    pub(crate) slot_alignment: Option<Alignment>,
     /// Files are neither created nor written.
     pub(crate) read_only: bool,
 }
@@ -30,7 +32,12 @@ impl Default for SlabOptions {
             max_writes_while_reads_wait: 2,
             backend: IoBackend::Auto,
             registered: IoQueueOptions::default().registered,
-            disk: DiskOptions { durability: Durability::Data, ..DiskOptions::default() },
+            disk: DiskOptions {
+                durability: Durability::Data,
+                refuse_links: true,
+                ..DiskOptions::default()
+            },
+            slot_alignment: None,
             read_only: false,
         }
     }

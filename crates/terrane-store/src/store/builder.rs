@@ -157,6 +157,8 @@ impl DiskTier {
 
     /// Puts a part of the slots in another directory, such as one on another drive. Slots alternate
     /// between all directories. The catalog is in the first one. The store locks its folder in each.
+    ///
+    /// The store records its directories. Later openings pass the same ones in the same order.
     pub fn also_in(mut self, directory: impl AsRef<Path>) -> Self {
         self.directories.push(directory.as_ref().to_owned());
         self

@@ -14,8 +14,8 @@ use terrane_core::{Alignment, ByteCount, OwnerProcess};
 use terrane_transfer::{Endpoint, Slots, TransferManager};
 
 use crate::disk::{
-    Catalog, CatalogOptions, Directory, GroupSlots, LiveRecords, Recovered, acquire_striped,
-    random_secret,
+    Catalog, CatalogOptions, Directory, GroupSlots, LiveRecords, MOST_GROUPS, Placement, Recovered,
+    Stripes, acquire_striped, placement, random_secret,
 };
 use crate::error::StoreError;
 use crate::eviction::{EvictionPolicy, Lru, S3Fifo};
@@ -38,7 +38,6 @@ use crate::store::shared::{JobTable, StoreCore};
 use crate::store::tier::{DiskParts, Tier, TierBlocks};
 use crate::store::tier_counters::TierCounters;
 
-const MOST_GROUPS: usize = 64;
 const MOST_MEMORY_TIERS: usize = 8;
 
 /// A store that has more journals writes a checkpoint when it is opened. Each session leaves one, and an
@@ -283,19 +282,36 @@ fn open_disk(
         return Err(StoreError::ReadOnlyNotPersistent);
     }
     let first = disk.directories.first().ok_or(StoreError::NoDirectory)?;
-    let open_folder = |directory: &PathBuf| Directory::open(directory, namespace.name());
+    let folder = |directory: &PathBuf| directory.join(namespace.name());
+    let folders: Vec<PathBuf> = disk.directories.iter().map(folder).collect();
+    // The catalog checks this again under its lock. Here no folder has been created yet.
+    let recorded = placement(first, namespace.name());
+    recorded.unwrap_or_default().check_count(&folders)?;
+    let open_folder =
+        |directory: &PathBuf| Directory::open(directory, namespace.name()).map(Arc::new);
     let opened = disk.directories.iter().map(open_folder).collect::<Result<Vec<_>, _>>()?;
-    let folders: Vec<PathBuf> = opened.iter().map(|folder| folder.path().to_owned()).collect();
-    let options = SlabOptions {
+    let folder_locks = acquire_striped(&opened)?;
+    let mut options = SlabOptions {
         max_writes_while_reads_wait: builder.max_writes_while_reads_wait,
         ..disk.slabs
     };
-    // A file system may need larger distances between slots than those of the catalog.
-    let granule = Slabs::granule(&folders, &options)?;
+    let granule = match recorded.and_then(Placement::alignment) {
+        Some(recorded) => recorded,
+        // A file system may need larger distances between slots than those of the catalog. A new store
+        // has no slab files to ask.
+        None => {
+            let read_only = options.read_only && recorded.is_some();
+            Slabs::granule(&folders, &SlabOptions { read_only, ..options })?
+        }
+    };
+    options.slot_alignment = Some(granule);
+    let stripes = opened.iter().skip(1).fold(Stripes::new(granule), |stripes, folder| {
+        stripes.also_in(Arc::clone(folder) as _, folder.path())
+    });
     let mut slots = Vec::new();
     let shared = groups.iter().zip(shares(groups, disk.bytes));
     for ((number, (info, share)), group) in (0_u32..).zip(shared).zip(&builder.groups) {
-        let stride = info.slot_bytes.next_multiple_of(granule);
+        let stride = info.slot_bytes.next_multiple_of(granule.get());
         slots.push(GroupSlots {
             slot_bytes: info.slot_bytes,
             slots: slots_in(("disk", to_usize(number.into())), share, stride)?,
@@ -303,8 +319,15 @@ fn open_disk(
         });
     }
     let keep = CatalogOptions { keep_keys: builder.keep_keys, recovery_threads: None };
-    let (catalog, mut recovered) = Catalog::open(first, namespace, &slots, keep)?;
-    let folder_locks = acquire_striped(&opened)?;
+    let [files, ..] = opened.as_slice() else { return Err(StoreError::NoDirectory) };
+    let (catalog, mut recovered) = Catalog::open_striped(
+        Arc::clone(files) as _,
+        files.path(),
+        namespace,
+        &slots,
+        keep,
+        &stripes,
+    )?;
     let slabs = Slabs::open(&folders, &slots, &options)?;
     // Blocks that were dropped may be usable again in a larger tier.
     if !builder.persistent && recovered.found + recovered.dropped > 0 {

@@ -11,11 +11,11 @@ use serde_json::json;
 use terrane_core::ByteCount;
 use terrane_store::KeyName;
 use terrane_store::tools::{
-    ListedBlock, ScrubReport, StoreStat, clear, list, scrub, stat, verify, why,
+    ListedBlock, ScrubReport, StoreStat, UnreadableBlock, clear, list, scrub, stat, verify, why,
 };
 
 use crate::commands::sizes::size;
-use crate::error::{ExitStatus, Failure};
+use crate::error::{ExitStatus, Failure, chain};
 use crate::output::Output;
 use crate::table::{grouped, table, wrap};
 use find::directories;
@@ -66,7 +66,7 @@ enum Command {
         #[arg(long, value_name = "SIZE", value_parser = size)]
         rate: Option<ByteCount>,
     },
-    /// Like verify, and removes damaged blocks; no process may have the store open
+    /// Like verify, and removes damaged blocks, not unreadable ones; no process may have the store open
     Scrub {
         #[command(flatten)]
         target: Target,
@@ -150,6 +150,10 @@ fn block_json(block: &ListedBlock) -> serde_json::Value {
         "checksum": format!("{:016x}", block.checksum),
         "sequence": block.sequence,
     })
+}
+
+fn unreadable_json(unreadable: &UnreadableBlock) -> serde_json::Value {
+    json!({"block": block_json(&unreadable.block), "error": chain(&*unreadable.error)})
 }
 
 const BLOCK_HEADER: [&str; 6] = ["KEY", "GROUP", "SLOT", "BYTES", "CRC-64", "RECORD"];
@@ -259,6 +263,8 @@ fn stat_json(
         "owner": stat.owner.as_ref().map(ToString::to_string),
         "epoch": stat.epoch,
         "groups": groups.collect::<Vec<_>>(),
+        "directories": stat.directories,
+        "slot_alignment": stat.slot_alignment.map(ByteCount::get),
         "metadata_bytes": stat.metadata.get(),
         "torn": stat.torn,
         "damaged": stat.damaged,
@@ -274,6 +280,9 @@ fn stat_text(name: &str, stat: &StoreStat) -> String {
         (Some(owner), true) => text.push_str(&wrap(&format!("open in {owner}"), "  ")),
         (_, true) => text.push_str("open in another process\n"),
         (_, false) => text.push_str("not open\n"),
+    }
+    if let Some(directories) = stat.directories.filter(|&directories| directories > 1) {
+        text.push_str(&format!("striped over {directories} directories\n"));
     }
     for (field, value) in &stat.fields {
         text.push_str(&wrap(&format!("  {field}: {value}"), "    "));
@@ -358,12 +367,14 @@ fn print_report(
 ) -> Result<ExitStatus, Failure> {
     if target.json {
         let damaged: Vec<_> = report.damaged.iter().map(block_json).collect();
+        let unreadable: Vec<_> = report.unreadable.iter().map(unreadable_json).collect();
         output.json(&json!({
             "schema": "terrane.store.verify/1",
             "as_of": report.as_of,
             "blocks": report.blocks,
             "bytes": report.bytes.get(),
             "damaged": damaged,
+            "unreadable": unreadable,
             "changed": report.changed,
             "seconds": report.took.as_secs_f64(),
         }))?;
@@ -376,6 +387,9 @@ fn print_report(
             report.as_of,
             report.damaged.len()
         );
+        if !report.unreadable.is_empty() {
+            text.push_str(&format!("; {} unreadable", report.unreadable.len()));
+        }
         if report.changed > 0 {
             text.push_str(&format!("; {} changed meanwhile", report.changed));
         }
@@ -384,10 +398,20 @@ fn print_report(
             let rows: Vec<_> = report.damaged.iter().map(block_row).collect();
             text.push_str(&table(&BLOCK_HEADER, &rows, &[]));
         }
+        if let Some(first) = report.unreadable.first() {
+            let error = chain(&*first.error);
+            text.push_str(&wrap(&format!("unreadable: {error}"), "  "));
+            let rows: Vec<_> = report.unreadable.iter().map(|it| block_row(&it.block)).collect();
+            text.push_str(&table(&BLOCK_HEADER, &rows, &[]));
+        }
         output.text(&text)?;
     }
     // A scrub has removed the damaged blocks, and still reports them.
-    Ok(if report.damaged.is_empty() { ExitStatus::Success } else { ExitStatus::Damaged })
+    Ok(match (report.damaged.is_empty(), report.unreadable.is_empty()) {
+        (false, _) => ExitStatus::Damaged,
+        (true, false) => ExitStatus::Failure,
+        (true, true) => ExitStatus::Success,
+    })
 }
 
 #[cfg(test)]

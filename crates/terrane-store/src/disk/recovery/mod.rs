@@ -64,7 +64,8 @@ pub(crate) fn read(
         source.file.sync_data().map_err(|error| folder.failure(&source.name, error))?;
     }
     let checkpoint = sources.checkpoint.map(|checkpoint| checkpoint.first_sequence - 1);
-    let slots = Slots::new(groups, checkpoint);
+    let records = sources.sources.iter().map(|source| source.records).sum();
+    let slots = Slots::new(groups, checkpoint, records);
     let scan = Scan::new(folder, epoch, &sources.sources, &slots, reading.keep_keys);
     let found = scan.run(reading.threads)?;
     let mut marks = vec![Marks::default(); sources.sources.len()];
@@ -87,7 +88,6 @@ pub(crate) fn read(
     let losses = findings.losses();
     let mut merged = merge::merge(found, &slots, losses.first_kept);
     merged.dropped += without_slot;
-    let records: u64 = sources.sources.iter().map(|source| source.records).sum();
     let journals = sources.sources.iter().filter(|source| source.kind.is_journal()).count();
     Ok(State {
         merged,

@@ -1,16 +1,27 @@
 //! Which record has each slot: the one with the highest sequence number.
 
+use std::collections::HashMap;
 use std::iter;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use terrane_core::convert::to_usize;
+use terrane_core::sync::lock;
 
 use crate::disk::namespace::GroupSlots;
 
-/// The slots of a page. Pages are allocated when a record names one of their slots, so that the
-/// memory is bounded by the files and not by the capacity.
+/// The slots of a page. Pages are allocated when a record names one of their slots.
 const PAGE: usize = 4096;
+
+/// A table has at most so many slots for each record, so that its memory is bounded by the files: 512 bytes
+/// for a record of 128.
+const SLOTS_OF_A_RECORD: u64 = 64;
+
+/// The slots of a table that is always small enough.
+const FEW: u64 = 1 << 16;
+
+/// The maps that threads lock one by one.
+const MAPS: usize = 64;
 
 /// A slot whose owner was found.
 const CLAIMED: u64 = u64::MAX;
@@ -23,20 +34,71 @@ pub(crate) struct Slots {
     /// The number that all records of the checkpoint have.
     checkpoint: Option<u64>,
     groups: Vec<GroupSlots>,
-    pages: Vec<Vec<OnceLock<Page>>>,
+    numbers: Numbers,
     /// Whether several records name one slot. Until a tier is full none do, and the numbers of the
     /// slots, which are not in the cache, are not read again.
     is_any_repeated: AtomicBool,
 }
 
-impl Slots {
-    pub(crate) fn new(groups: &[GroupSlots], checkpoint: Option<u64>) -> Self {
+/// A number for each slot; 0 at first.
+#[derive(Debug)]
+enum Numbers {
+    /// For as many slots as the records justify: no lock.
+    Table(Vec<Vec<OnceLock<Page>>>),
+    /// For far more slots than records: an entry for each slot that a record names.
+    Maps(Vec<Mutex<HashMap<(u16, u32), u64>>>),
+}
+
+impl Numbers {
+    /// Numbers for the slots of groups that so many records may name.
+    fn new(groups: &[GroupSlots], records: u64) -> Self {
+        let slots: u64 = groups.iter().map(|group| u64::from(group.slots)).sum();
+        if slots > records.saturating_mul(SLOTS_OF_A_RECORD).max(FEW) {
+            return Self::Maps(iter::repeat_with(Mutex::default).take(MAPS).collect());
+        }
         let pages = groups.iter().map(|group| {
             let count = to_usize(group.slots.into()).div_ceil(PAGE);
             iter::repeat_with(OnceLock::new).take(count).collect()
         });
-        let (groups, pages) = (groups.to_vec(), pages.collect());
-        Self { checkpoint, groups, pages, is_any_repeated: AtomicBool::new(false) }
+        Self::Table(pages.collect())
+    }
+
+    /// Replaces the number of an existing slot by what `next` makes of it, if anything. Returns the number
+    /// before.
+    #[inline]
+    fn update(&self, group: u16, slot: u32, next: impl Fn(u64) -> Option<u64>) -> u64 {
+        match self {
+            Self::Table(pages) => {
+                let Some(number) = number(pages, group, slot) else { return 0 };
+                // Relaxed: the threads are joined before anything is read.
+                let result = number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+                result.unwrap_or_else(|before| before)
+            }
+            Self::Maps(maps) => {
+                let Some(map) = maps.get(to_usize(slot.into()) % MAPS) else { return 0 };
+                let mut map = lock(map);
+                let before = map.get(&(group, slot)).copied().unwrap_or(0);
+                if let Some(next) = next(before) {
+                    map.insert((group, slot), next);
+                }
+                before
+            }
+        }
+    }
+}
+
+fn number(pages: &[Vec<OnceLock<Page>>], group: u16, slot: u32) -> Option<&AtomicU64> {
+    let slot = to_usize(slot.into());
+    let page = pages.get(usize::from(group))?.get(slot / PAGE)?;
+    page.get_or_init(|| iter::repeat_with(AtomicU64::default).take(PAGE).collect()).get(slot % PAGE)
+}
+
+impl Slots {
+    /// The slots of groups, for so many records.
+    pub(crate) fn new(groups: &[GroupSlots], checkpoint: Option<u64>, records: u64) -> Self {
+        let numbers = Numbers::new(groups, records);
+        let groups = groups.to_vec();
+        Self { checkpoint, groups, numbers, is_any_repeated: AtomicBool::new(false) }
     }
 
     /// Whether a record's slot exists and its payload fits.
@@ -49,9 +111,8 @@ impl Slots {
     ///
     /// Sequence numbers start at 0, for checkpoints, so that they are stored plus one.
     pub(crate) fn note(&self, group: u16, slot: u32, sequence: u64) {
-        // Relaxed: the threads are joined before anything is read.
-        if let Some(latest) = self.slot(group, slot)
-            && latest.fetch_max(sequence + 1, Ordering::Relaxed) != 0
+        let later = |before| (before < sequence + 1).then_some(sequence + 1);
+        if self.numbers.update(group, slot, later) != 0
             && !self.is_any_repeated.load(Ordering::Relaxed)
         {
             self.is_any_repeated.store(true, Ordering::Relaxed);
@@ -63,8 +124,7 @@ impl Slots {
         if !self.is_any_repeated.load(Ordering::Relaxed) {
             return true;
         }
-        let latest = self.slot(group, slot).map(|latest| latest.load(Ordering::Relaxed));
-        latest == Some(sequence + 1)
+        self.numbers.update(group, slot, |_| None) == sequence + 1
     }
 
     /// Claims a slot for a record that [is its latest](Self::is_latest). True once for each slot: a
@@ -74,17 +134,61 @@ impl Slots {
         if self.checkpoint != Some(sequence) || !self.is_any_repeated.load(Ordering::Relaxed) {
             return true;
         }
-        self.slot(group, slot).is_some_and(|latest| {
-            let (own, claimed) = (sequence + 1, CLAIMED);
-            // Relaxed: only one thread may claim it, and nothing else depends on the order.
-            latest.compare_exchange(own, claimed, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        })
+        let own = sequence + 1;
+        self.numbers.update(group, slot, |before| (before == own).then_some(CLAIMED)) == own
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(slots: u32) -> GroupSlots {
+        GroupSlots { slot_bytes: 4096, slots, fingerprint: [0; 16] }
     }
 
-    fn slot(&self, group: u16, slot: u32) -> Option<&AtomicU64> {
-        let slot = to_usize(slot.into());
-        let page = self.pages.get(usize::from(group))?.get(slot / PAGE)?;
-        page.get_or_init(|| iter::repeat_with(AtomicU64::default).take(PAGE).collect())
-            .get(slot % PAGE)
+    fn entries(slots: &Slots) -> usize {
+        match &slots.numbers {
+            Numbers::Table(groups) => {
+                let pages = groups.iter().flatten().filter(|page| page.get().is_some());
+                pages.count() * PAGE
+            }
+            Numbers::Maps(maps) => maps.iter().map(|map| lock(map).len()).sum(),
+        }
+    }
+
+    #[test]
+    fn a_table_and_maps_find_the_same_owners() {
+        let groups = [group(10_000), group(u32::MAX)];
+        let [small, large] = [10_000, u32::MAX].map(|slots| vec![group(slots); 2]);
+        let table = Slots::new(&small, Some(0), 1000);
+        let maps = Slots::new(&large, Some(0), 1000);
+        assert!(matches!(table.numbers, Numbers::Table(_)));
+        assert!(matches!(maps.numbers, Numbers::Maps(_)));
+        assert!(matches!(Slots::new(&groups, None, 1 << 27).numbers, Numbers::Table(_)));
+        for slots in [&table, &maps] {
+            assert!(slots.has(1, 9_999, 4096) && !slots.has(2, 0, 1) && !slots.has(0, 0, 4097));
+            for (slot, sequence) in [(0, 0), (0, 0), (9_999, 5), (7, 3), (7, 9), (7, 4)] {
+                slots.note(1, slot, sequence);
+            }
+            assert!(!slots.is_latest(0, 7, 9), "another group");
+            for (sequence, is_latest) in [(3, false), (9, true), (4, false)] {
+                assert_eq!(slots.is_latest(1, 7, sequence), is_latest);
+            }
+            assert!(slots.is_latest(1, 9_999, 5) && slots.claim(1, 9_999, 5));
+            // Two records of the checkpoint name slot 0.
+            assert!(slots.is_latest(1, 0, 0));
+            assert_eq!([(); 2].map(|()| slots.claim(1, 0, 0)), [true, false]);
+            assert!(!slots.is_latest(1, 0, 0));
+        }
+        assert_eq!((entries(&table), entries(&maps)), (3 * PAGE, 3));
+    }
+
+    #[test]
+    fn records_in_distant_slots_take_memory_by_their_number() {
+        let slots = Slots::new(&[group(u32::MAX)], None, 1000);
+        (0..1000).for_each(|number| slots.note(0, number * 4_000_000, number.into()));
+        assert_eq!(entries(&slots), 1000);
+        assert!((0..1000).all(|number| slots.is_latest(0, number * 4_000_000, number.into())));
     }
 }

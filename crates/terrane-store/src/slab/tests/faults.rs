@@ -16,10 +16,12 @@ const SPARSE: SlabOptions = SlabOptions {
         preallocate: Requirement::Off,
         unnamed: Requirement::Preferred,
         durability: Durability::Data,
+        refuse_links: true,
     },
     depth: 4,
     request: ByteCount::mib(1),
     max_writes_while_reads_wait: 2,
+    slot_alignment: None,
     read_only: false,
 };
 

@@ -151,3 +151,29 @@ fn a_file_that_was_cut_ends_its_reads_with_the_place() {
     file.write_all_at(&[7; 4096], 2 * 4096).unwrap();
     assert_eq!(read(&slabs, 2, 4096, sum).unwrap(), [7; 4096]);
 }
+
+#[test]
+fn a_symbolic_link_is_no_slab_file() {
+    let [folder, elsewhere] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let (path, target) = (folder.path().join("slab.0.000"), elsewhere.path().join("target"));
+    let open = |options: &SlabOptions| {
+        Slabs::open(&[folder.path().to_owned()], &[group(4096, 4)], options).map(|_| ())
+    };
+    std::os::unix::fs::symlink(&target, &path).unwrap();
+    // The target does not exist, is short, and is long enough.
+    for length in [None, Some(0), Some(4 * 4096)] {
+        if let Some(length) = length {
+            std::fs::File::create(&target).unwrap().set_len(length).unwrap();
+        }
+        for read_only in [false, true] {
+            let error = open(&SlabOptions { read_only, ..SlabOptions::default() }).unwrap_err();
+            let StoreError::Storage(StorageError::NotAFile { found, .. }) = error else {
+                panic!("{length:?}, {read_only}: {error}")
+            };
+            assert_eq!(found, "a symbolic link");
+        }
+        assert_eq!(target.metadata().ok().map(|it| it.len()), length);
+    }
+    std::fs::remove_file(&path).unwrap();
+    open(&SlabOptions::default()).unwrap();
+}

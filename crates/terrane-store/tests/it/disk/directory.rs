@@ -1,6 +1,6 @@
 //! The catalog on a real directory: owners, permissions, namespaces, full disks.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
 use terrane_store::disk::{
@@ -297,4 +297,29 @@ fn a_checkpoint_closes_the_journals_that_it_replaces() {
     catalog.sync().unwrap();
     drop(catalog);
     assert_eq!(open(directory.path()).unwrap().1.found, 1);
+}
+
+#[test]
+fn a_folder_of_another_user_is_refused_and_stays_as_it_is() {
+    const TEST: &str = "disk::directory::a_folder_of_another_user_is_refused_and_stays_as_it_is";
+    /// A user who is not root, and owns no process.
+    const OTHER: u32 = 65_534;
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().join("model");
+    for permissions in [0o700, 0o755] {
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(permissions)).unwrap();
+        // Only root may give it away.
+        let given = chown(&folder, Some(OTHER), None).map_err(Into::into);
+        let Some(()) = or_skipped(TEST, given) else { return };
+        let error = open(directory.path()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("user 65534") && text.contains("chown"), "{text}");
+        assert_eq!(mode(&folder), permissions);
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+        std::fs::remove_dir(&folder).unwrap();
+    }
+    // A folder that the process created itself is its own.
+    drop(open(directory.path()).unwrap());
+    drop(open(directory.path()).unwrap());
 }

@@ -8,3 +8,4 @@ mod history;
 mod hooked;
 mod killed;
 mod recorder;
+mod stripes;

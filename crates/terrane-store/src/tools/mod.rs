@@ -5,17 +5,15 @@
 //! without write permission. Beside an owner they report the store as of a sequence number. [`scrub`]
 //! and [`clear`] change the store, so they are refused while a process owns it.
 
+mod reading;
+
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use terrane_core::convert::{to_u64, to_usize};
-use terrane_core::{ByteCount, HostAddress};
-use terrane_storage::IoBuffer;
+use terrane_core::ByteCount;
+use terrane_core::convert::to_u64;
 
 use crate::disk::{
     Catalog, CatalogError, CatalogOptions, GroupSlots, Inspected, LiveRecord, LiveRecords,
@@ -23,11 +21,8 @@ use crate::disk::{
 };
 use crate::error::StoreError;
 use crate::key::KeyHasher;
-use crate::slab::{
-    JobId, Priority, SlabBuffers, SlabDirection, SlabDone, SlabFailure, SlabOptions, SlabRequest,
-    SlabSink, Slabs,
-};
 use crate::store::event::KeyName;
+use reading::read_all;
 
 /// The blocks of a store by its records. Their bytes have not been read.
 #[derive(Clone, Debug)]
@@ -75,6 +70,10 @@ pub struct StoreStat {
     pub epoch: u64,
     /// The groups.
     pub groups: Vec<GroupStat>,
+    /// The number of directories of the disk tier. `None` if the store does not record it.
+    pub directories: Option<u32>,
+    /// The bytes that slots are aligned to in the slab files. `None` if the store does not record them.
+    pub slot_alignment: Option<ByteCount>,
     /// The bytes of the journals and the checkpoint.
     pub metadata: ByteCount,
     /// Records that are torn, or not yet durable.
@@ -105,16 +104,28 @@ pub struct GroupStat {
 pub struct ScrubReport {
     /// The number of the last record that was read.
     pub as_of: u64,
-    /// The blocks that were read.
+    /// The blocks that were read, and those whose read failed.
     pub blocks: u64,
     /// Their bytes.
     pub bytes: ByteCount,
-    /// The blocks whose bytes differ from their checksum, or cannot be read.
+    /// The blocks whose bytes differ from their checksum.
     pub damaged: Vec<ListedBlock>,
+    /// The blocks whose read failed. Their bytes may be whole: a device that is back returns them.
+    pub unreadable: Vec<UnreadableBlock>,
     /// The blocks that the store replaced or removed while they were read.
     pub changed: u64,
     /// The time that it took.
     pub took: Duration,
+}
+
+/// A block whose read failed.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct UnreadableBlock {
+    /// The block.
+    pub block: ListedBlock,
+    /// The error of its read.
+    pub error: Arc<StoreError>,
 }
 
 /// The blocks of the store `name` in `directory`.
@@ -156,6 +167,8 @@ pub fn stat(directory: &Path, name: &str) -> Result<StoreStat, StoreError> {
         fields: found.namespace.fields().to_vec(),
         epoch: found.epoch,
         groups,
+        directories: Some(found.placement.directories).filter(|&directories| directories > 0),
+        slot_alignment: found.placement.alignment().map(|bytes| ByteCount::new(bytes.get())),
         metadata: ByteCount::new(found.bytes),
         torn: found.torn,
         damaged: found.damaged,
@@ -186,7 +199,7 @@ pub fn why(
 ///
 /// # Errors
 ///
-/// As [`list`], and the errors of the slab files.
+/// As [`list`], also if the store has other directories; and the errors of the slab files.
 pub fn verify(
     directories: &[PathBuf],
     name: &str,
@@ -205,19 +218,21 @@ fn verify_found(
 ) -> Result<ScrubReport, StoreError> {
     let first = directories.first().ok_or(StoreError::NoDirectory)?;
     let mut report = read_all(directories, name, found, rate)?;
-    if !report.damaged.is_empty() {
+    let failed = |report: &ScrubReport| report.damaged.len() + report.unreadable.len();
+    let before = failed(&report);
+    if before > 0 {
         // The store may have reused a slot while it was read. A checkpoint may know less of a key, and
         // equal bytes in a slot are equally damaged: the key does not count.
         let place = |block: &ListedBlock| (block.group, block.slot, block.length, block.checksum);
         let now: HashSet<_> = list(first, name)?.blocks.iter().map(place).collect();
-        let before = report.damaged.len();
         report.damaged.retain(|block| now.contains(&place(block)));
-        report.changed = to_u64(before - report.damaged.len());
+        report.unreadable.retain(|unreadable| now.contains(&place(&unreadable.block)));
+        report.changed = to_u64(before - failed(&report));
     }
     Ok(report)
 }
 
-/// As [`verify`], and removes the damaged blocks.
+/// As [`verify`], and removes the damaged blocks. It keeps those whose read failed.
 ///
 /// # Errors
 ///
@@ -278,99 +293,10 @@ fn listed(record: LiveRecord) -> ListedBlock {
     ListedBlock { group, key, slot, length, checksum, sequence }
 }
 
-/// Sends the result of each read.
-struct Reads {
-    results: Sender<(usize, Result<SlabDone, SlabFailure>)>,
-    /// The memory that the reads fill.
-    _buffers: Arc<Vec<Box<[u8]>>>,
-}
-
-impl SlabSink for Reads {
-    fn block_ended(&self, index: usize, result: Result<SlabDone, SlabFailure>) {
-        // Without a receiver nothing waits for the result.
-        let _ = self.results.send((index, result));
-    }
-}
-
-/// The blocks that are read at once.
-const AT_ONCE: usize = 16;
-
-fn read_all(
-    directories: &[PathBuf],
-    name: &str,
-    found: Inspected,
-    rate: Option<ByteCount>,
-) -> Result<ScrubReport, StoreError> {
-    let begun = Instant::now();
-    let folders: Vec<PathBuf> = directories.iter().map(|directory| directory.join(name)).collect();
-    let options = SlabOptions { read_only: true, ..SlabOptions::default() };
-    let slabs = Slabs::open(&folders, &found.groups, &options)?;
-    let blocks = sorted(found.live);
-    let mut report = ScrubReport { as_of: found.as_of, ..ScrubReport::default() };
-    for part in blocks.chunks(AT_ONCE) {
-        for (block, is_damaged) in part.iter().zip(read_some(&slabs, part)) {
-            report.blocks += 1;
-            report.bytes = ByteCount::new(report.bytes.get().saturating_add(block.length));
-            if is_damaged {
-                report.damaged.push(block.clone());
-            }
-        }
-        if let Some(rate) = rate.filter(|rate| !rate.is_zero()) {
-            let nanoseconds = u128::from(report.bytes.get()) * 1_000_000_000;
-            let due = nanoseconds / u128::from(rate.get());
-            let due = Duration::from_nanos(u64::try_from(due).unwrap_or(u64::MAX));
-            thread::sleep(due.saturating_sub(begun.elapsed()));
-        }
-    }
-    report.took = begun.elapsed();
-    Ok(report)
-}
-
-/// Reads blocks, and returns whether each is damaged.
-fn read_some(slabs: &Slabs, blocks: &[ListedBlock]) -> Vec<bool> {
-    let zeros = |block: &ListedBlock| vec![0_u8; to_usize(block.length)].into_boxed_slice();
-    let mut memory: Vec<Box<[u8]>> = blocks.iter().map(zeros).collect();
-    let buffer = |bytes: &mut Box<[u8]>| {
-        let length = ByteCount::from_usize(bytes.len());
-        let address = HostAddress::new(NonNull::from(&mut bytes[..]).cast::<u8>());
-        SlabBuffers::from_elem(IoBuffer { address, length }, 1)
-    };
-    let buffers: Vec<SlabBuffers> = memory.iter_mut().map(buffer).collect();
-    let memory = Arc::new(memory);
-    let (results, ended) = channel();
-    let sink = Arc::new(Reads { results, _buffers: memory });
-    let request = |(index, (block, buffers)): (usize, (&ListedBlock, SlabBuffers))| SlabRequest {
-        memory: None,
-        job: JobId::new(0),
-        index,
-        group: block.group,
-        slot: block.slot,
-        buffers,
-        direction: SlabDirection::Read { checksum: block.checksum },
-        deadline: None,
-        priority: Priority::Normal,
-        sink: Arc::clone(&sink) as Arc<dyn SlabSink>,
-    };
-    let requests: Vec<SlabRequest> = blocks.iter().zip(buffers).enumerate().map(request).collect();
-    drop(sink);
-    // SAFETY: the sink owns the memory, and each request has the sink until it has ended. Nothing else
-    // uses the memory.
-    #[expect(unsafe_code, reason = "the memory is named by addresses")]
-    unsafe {
-        slabs.submit(requests);
-    }
-    let mut damaged = vec![true; blocks.len()];
-    // It ends when the last request has dropped its sink.
-    while let Ok((index, result)) = ended.recv() {
-        if let (Some(slot), Ok(_)) = (damaged.get_mut(index), result) {
-            *slot = false;
-        }
-    }
-    damaged
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ptr::NonNull;
+
     use super::*;
     use crate::disk::Namespace;
     use crate::store::Store;
