@@ -9,7 +9,7 @@ use terrane_transfer::{BytesInUse, SlotsError, TransferError};
 
 use crate::MAX_KEY_BYTES;
 use crate::disk::CatalogError;
-use crate::store::presence::TierId;
+use crate::store::query::presence::TierId;
 
 /// Why the store refused a call, or stopped serving.
 #[derive(Debug, thiserror::Error)]

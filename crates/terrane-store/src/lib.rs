@@ -46,19 +46,19 @@ pub use key::{KeyHash, KeyHasher, MAX_KEY_BYTES};
 pub use queue::{CompletionQueue, QueuePlace};
 pub use slab::{JobId, Priority};
 pub use store::Store;
-pub use store::blocks::{Blocks, Spans};
-pub use store::builder::{
+pub use store::get::lease::Lease;
+pub use store::job::blocks::{Blocks, Spans};
+pub use store::job::options::JobOptions;
+pub use store::job::outcome::JobOutcome;
+pub use store::job::result::{BlockResult, NoRoom};
+pub use store::job::{Drained, Job, JobFuture, Refused};
+pub use store::metrics::snapshot::{GroupSnapshot, Misses, StoreSnapshot, TierSnapshot};
+pub use store::open::builder::{
     BlockGroup, DiskTier, EvictionKind, MemoryTier, Recovery, StoreBuilder, WritePolicy,
 };
-pub use store::event::{Events, KeyName, StoreEvent, StoreEventKind};
-pub use store::job::{Drained, Job, JobFuture, Refused};
-pub use store::lease::Lease;
-pub use store::options::JobOptions;
-pub use store::outcome::JobOutcome;
-pub use store::presence::{Presence, TierId};
-pub use store::result::{BlockResult, NoRoom};
-pub use store::snapshot::{GroupSnapshot, Misses, StoreSnapshot, TierSnapshot};
-pub use store::why::Why;
+pub use store::query::event::{Events, KeyName, StoreEvent, StoreEventKind};
+pub use store::query::presence::{Presence, TierId};
+pub use store::query::why::Why;
 
 /// The README's example is compiled and run with the documentation's.
 #[cfg(doctest)]

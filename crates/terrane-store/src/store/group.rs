@@ -8,7 +8,7 @@ use terrane_storage::IoBuffer;
 use terrane_transfer::{Endpoint, EndpointId};
 
 use crate::slab::SlabBuffers;
-use crate::store::builder::BlockGroup;
+use crate::store::open::builder::BlockGroup;
 use crate::sync::{RwLock, read, write};
 
 /// The alignment of a block in a tier that the store allocates: direct I/O needs no bounce buffer.

@@ -4,79 +4,46 @@
 //!
 //! `terrane-store` runs the tasks of jobs, `terrane-store-io` reads and writes the slab files, and
 //! `terrane-store-sync` makes blocks durable. A job's task runs on the caller's thread until it waits
-//! for the first time. A get that is one transfer has no task (`direct.rs`): its end is on the first thread.
+//! for the first time. A get that is one transfer has no task (`get/direct.rs`): its end is on the first thread.
 //!
 //! # Order of locks
 //!
 //! A thread takes locks in this order only, and may leave some out:
 //!
 //! 1. an entry of the gate (`gate.rs`), which a clear closes;
-//! 2. the order of a key (`key_order.rs`): held from the change of the index to its record;
-//! 3. the state of a room (`room/mod.rs`);
+//! 2. the order of a key (`sharded.rs`): held from the change of the index to its record;
+//! 3. the state of a slot table (`slot_table/mod.rs`);
 //! 4. a shard of claims (`claims.rs`), an eviction policy, a shard of an index, the catalog's state.
 //!
 //! Wakers, guards, events and sinks run outside all of them.
 
-pub(crate) mod arrivals;
-pub(crate) mod blocks;
-pub(crate) mod builder;
 pub(crate) mod claims;
-pub(crate) mod commit;
-pub(crate) mod control;
-pub(crate) mod copies;
-pub(crate) mod counters;
-pub(crate) mod direct;
-pub(crate) mod event;
-pub(crate) mod executor;
+pub(crate) mod copy;
 pub(crate) mod gate;
 pub(crate) mod get;
-pub(crate) mod get_plan;
 pub(crate) mod group;
 pub(crate) mod job;
-pub(crate) mod lease;
-pub(crate) mod load;
-pub(crate) mod maintenance;
-#[cfg(feature = "metrics")]
-mod metrics_facade;
-pub(crate) mod moves;
-pub(crate) mod one_shot;
+pub(crate) mod metrics;
 pub(crate) mod open;
-pub(crate) mod openmetrics;
-pub(crate) mod options;
-pub(crate) mod outcome;
-pub(crate) mod presence;
 pub(crate) mod put;
-pub(crate) mod queries;
-pub(crate) mod reload;
+pub(crate) mod query;
 pub(crate) mod removal;
-pub(crate) mod removed_keys;
-pub(crate) mod request;
-pub(crate) mod result;
-pub(crate) mod room;
-
 pub(crate) mod sharded;
 pub(crate) mod shared;
-pub(crate) mod snapshot;
-pub(crate) mod submit;
-pub(crate) mod task;
+pub(crate) mod slot_table;
 pub(crate) mod tier;
-pub(crate) mod tier_counters;
-pub(crate) mod transfers;
 pub(crate) mod upkeep;
-pub(crate) mod why;
-pub(crate) mod write_back;
-pub(crate) mod write_down;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use terrane_core::ByteCount;
 
-use crate::store::builder::StoreBuilder;
 use crate::store::job::Drained;
-use crate::store::maintenance::instant_after;
+use crate::store::metrics::snapshot::StoreSnapshot;
+use crate::store::open::builder::StoreBuilder;
 use crate::store::shared::StoreCore;
-use crate::store::snapshot::StoreSnapshot;
+use crate::store::upkeep::maintenance::instant_after;
 
 /// Keyed blocks over tiers of memory and disk.
 ///

@@ -15,22 +15,22 @@ use crate::KeyHash;
 use crate::error::StoreError;
 use crate::key::KeyHasher;
 use crate::slab::{JobId, SlabFailure};
-use crate::store::builder::WritePolicy;
 use crate::store::claims::Claims;
-use crate::store::control::JobControl;
-use crate::store::counters::{KeyNames, Recent, StoreCounters, Subscribers};
-use crate::store::event::{KeyName, StoreEvent, StoreEventKind};
-use crate::store::executor::Executor;
 use crate::store::gate::Gate;
 use crate::store::group::GroupInfo;
 use crate::store::job::Drained;
-use crate::store::maintenance::Maintenance;
-use crate::store::presence::TierId;
-use crate::store::removed_keys::RemovedKeys;
-use crate::store::room::{Room, RoomOwner};
+use crate::store::job::control::JobControl;
+use crate::store::job::executor::Executor;
+use crate::store::job::task::is_ending_job;
+use crate::store::metrics::counters::{KeyNames, Recent, StoreCounters, Subscribers};
+use crate::store::open::builder::WritePolicy;
+use crate::store::query::event::{KeyName, StoreEvent, StoreEventKind};
+use crate::store::query::presence::TierId;
+use crate::store::removal::removed_keys::RemovedKeys;
 use crate::store::sharded::Sharded;
-use crate::store::task::is_ending_job;
+use crate::store::slot_table::{SlotTable, SlotTableOwner};
 use crate::store::tier::{DiskParts, Tier};
+use crate::store::upkeep::maintenance::Maintenance;
 
 /// A close with dirty blocks reserves this part of its time for the write-back.
 const WRITE_BACK_SHARE: u32 = 2;
@@ -261,7 +261,8 @@ impl StoreCore {
         if self.names.is_empty() {
             return;
         }
-        let has = |tier: &Tier| tier.room(group).is_some_and(|room| room.index.get(key).is_some());
+        let has =
+            |tier: &Tier| tier.table(group).is_some_and(|table| table.index.get(key).is_some());
         if !self.tiers.iter().any(has) {
             self.names.remove(key);
         }
@@ -343,30 +344,30 @@ impl StoreCore {
     }
 }
 
-impl RoomOwner for StoreCore {
-    fn after_eviction(&self, room: &Room, evicted: &[KeyHash]) {
-        let tier = self.tiers.get(room.tier.index());
+impl SlotTableOwner for StoreCore {
+    fn after_eviction(&self, table: &SlotTable, evicted: &[KeyHash]) {
+        let tier = self.tiers.get(table.tier.index());
         if let Some(tier) = tier {
             tier.counters.evicted(terrane_core::convert::to_u64(evicted.len()));
         }
         for &key in evicted {
             let _order = self.order.lock(key);
-            let tier = Some(room.tier);
-            self.publish(StoreEventKind::Evicted, tier, room.group, Some(key));
-            let is_back = room.index.get(key).is_some();
+            let tier = Some(table.tier);
+            self.publish(StoreEventKind::Evicted, tier, table.group, Some(key));
+            let is_back = table.index.get(key).is_some();
             if is_back {
                 // The block was stored again before this eviction was published.
-                self.publish(StoreEventKind::Stored, tier, room.group, Some(key));
+                self.publish(StoreEventKind::Stored, tier, table.group, Some(key));
             }
-            self.forget_name_in_order(room.group, key);
+            self.forget_name_in_order(table.group, key);
         }
     }
 
-    fn before_return(&self, room: &Room, slots: &[u32]) {
-        let is_disk = self.tiers.get(room.tier.index()).is_some_and(Tier::is_disk);
+    fn before_return(&self, table: &SlotTable, slots: &[u32]) {
+        let is_disk = self.tiers.get(table.tier.index()).is_some_and(Tier::is_disk);
         let Some(disk) = self.disk.as_ref().filter(|_| is_disk) else { return };
         for &slot in slots {
-            if let Err(error) = self.remove_last(room, disk, slot) {
+            if let Err(error) = self.remove_last(table, disk, slot) {
                 tracing::debug!(%error, slot, "the record of an evicted block stays in force");
             }
         }

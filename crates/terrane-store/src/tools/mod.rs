@@ -21,7 +21,7 @@ use crate::disk::{
 };
 use crate::error::StoreError;
 use crate::key::KeyHasher;
-use crate::store::event::KeyName;
+use crate::store::query::event::KeyName;
 use reading::read_all;
 
 /// The blocks of a store by its records. Their bytes have not been read.
@@ -300,9 +300,9 @@ mod tests {
     use super::*;
     use crate::disk::Namespace;
     use crate::store::Store;
-    use crate::store::blocks::{Blocks, Spans};
-    use crate::store::builder::{BlockGroup, DiskTier};
-    use crate::store::options::JobOptions;
+    use crate::store::job::blocks::{Blocks, Spans};
+    use crate::store::job::options::JobOptions;
+    use crate::store::open::builder::{BlockGroup, DiskTier};
 
     fn put(directory: &Path, key: &str, byte: u8) {
         let (store, _) = Store::builder()

@@ -1,0 +1,62 @@
+//! Copies of pinned blocks to slots of another tier of memory.
+
+use std::sync::Arc;
+
+use crate::error::StoreError;
+use crate::store::copy::copies::Turns;
+use crate::store::copy::transfers::{BlockCopy, CopyList, StartedCopy};
+use crate::store::job::result::BlockResult;
+use crate::store::job::task::JobTask;
+use crate::store::slot_table::{PinnedSlot, SharedSlots, TakenSlots};
+use crate::store::tier::TierBlocks;
+
+/// What a copy keeps: its source, and the slots of its job.
+type Keeps = (Arc<PinnedSlot>, Arc<SharedSlots>);
+
+impl JobTask {
+    /// Starts copies of blocks of a group: each has a number, and its slot in `to`. Copies that no engine
+    /// can do are done here, while other tasks run, too.
+    pub(crate) async fn start_moves<'a>(
+        &self,
+        group: u16,
+        (to, taken): (&TierBlocks, &TakenSlots),
+        blocks: impl Iterator<Item = (usize, &'a Arc<PinnedSlot>, u32)> + Send,
+    ) -> Vec<StartedCopy<Keeps>> {
+        let source_of = |tier| self.core.tier(tier).ok().and_then(|tier| tier.blocks(group));
+        let (mut started, mut copies, mut direct) = (Vec::new(), CopyList::default(), Vec::new());
+        for (index, pin, slot) in blocks {
+            let (block, tier) = (pin.block, pin.table.tier);
+            let (Some(from), Ok(info)) = (source_of(tier), self.core.group(group)) else {
+                let closed = Err(BlockResult::failed(StoreError::Closed));
+                started.push(StartedCopy::ended(tier, index, closed));
+                continue;
+            };
+            if let Some(tokens) = info.transfer_tokens((&from.facts, &to.facts), block.length) {
+                let keeps = (Arc::clone(pin), taken.share());
+                copies.add(tier, BlockCopy { index, from: block.slot, to: slot, tokens, keeps });
+                continue;
+            }
+            if from.facts.is_host && to.facts.is_host {
+                let bytes = from.buffers(info, block.slot, block.length);
+                direct.push((index, pin, (slot, info), bytes));
+            } else {
+                let error = StoreError::OtherShape { group: group.into() };
+                started.push(StartedCopy::ended(tier, index, Err(BlockResult::failed(error))));
+            }
+        }
+        for each in copies {
+            if let Some(from) = source_of(each.tier) {
+                started.push(self.start_copy((&from.endpoint, &to.endpoint), each));
+            }
+        }
+        let mut turns = Turns::new(&self.control);
+        for (index, pin, (slot, info), from) in direct {
+            // SAFETY: the pin keeps the source, and the other slot is this job's alone.
+            #[expect(unsafe_code, reason = "the memory is named by addresses")]
+            let copied =
+                unsafe { to.copy_in(&mut turns, info, (slot, pin.block.length), &from).await };
+            started.push(StartedCopy::ended(pin.table.tier, index, copied));
+        }
+        started
+    }
+}

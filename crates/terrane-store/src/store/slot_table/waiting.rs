@@ -1,0 +1,39 @@
+//! A job's place among those that wait for slots.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use terrane_core::sync::lock;
+
+use crate::store::job::one_shot::OneShot;
+use crate::store::job::result::NoRoom;
+use crate::store::slot_table::SlotTable;
+
+/// The slots that a waiting job receives.
+pub(super) type Grant = OneShot<Result<Vec<u32>, NoRoom>>;
+
+/// A job that waits for slots. Dropping it gives up the place, and the slots if they came.
+pub(super) struct WaitingForSlots {
+    pub(super) table: Arc<SlotTable>,
+    pub(super) arrival: u64,
+    pub(super) grant: Arc<Grant>,
+}
+
+impl Drop for WaitingForSlots {
+    fn drop(&mut self) {
+        let mut state = lock(&self.table.state);
+        let found = state.waiters.keys().find(|(_, number)| *number == self.arrival).copied();
+        let waiter = found.and_then(|key| state.waiters.remove(&key));
+        drop(state);
+        if waiter.is_some() {
+            self.table.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+        let unused = self.grant.take();
+        if let Some(Ok(slots)) = unused {
+            self.table.free(slots);
+        } else if waiter.is_some() {
+            // The next one may fit.
+            self.table.retry_for_waiters();
+        }
+    }
+}
