@@ -101,8 +101,8 @@ impl Inspected {
     }
 }
 
-/// What the store `name` in `directory` records of its directories, if there is one. Its opening checks
-/// that again, under its lock.
+/// The placement that the store `name` in `directory` records, if there is a store. An opening checks it
+/// again under its lock.
 pub(crate) fn placement(directory: &Path, name: &str) -> Option<Placement> {
     let files = Arc::new(Directory::open_read_only(directory, name).ok()?);
     superblocks::placement(&Folder { path: files.path().to_owned(), files })

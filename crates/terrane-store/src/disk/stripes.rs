@@ -23,7 +23,7 @@ const STRIPE: usize = 64;
 const MAGIC: [u8; 8] = *b"TRSTRIPE";
 const END: usize = STRIPE - 8;
 
-/// What a stripe file has of the secret is its hash of this text.
+/// A stripe file has the hash of this text under the secret, and not the secret.
 const IDENTITY: &[u8] = b"terrane stripe";
 
 /// The largest alignment that is recorded. A slab file needs buffers of that size.
@@ -96,7 +96,7 @@ impl Stripes {
         self
     }
 
-    /// What a new store records.
+    /// The numbers that a new store records.
     pub(crate) fn placement(&self) -> Placement {
         let others = u32::try_from(self.others.len()).unwrap_or(u32::MAX);
         Placement { directories: others.saturating_add(1), alignment: self.alignment }
@@ -186,7 +186,7 @@ fn has_slab(folder: &Folder, index: u32) -> Result<bool, CatalogError> {
     Ok(folder.list()?.iter().any(is_slab))
 }
 
-/// Which directory of this store a folder is that lacks the expected file.
+/// The content of a folder without the expected file: it may be another directory of this store.
 fn found_in(folder: &Folder, identity: &[u8; 16]) -> Result<FoundStripe, CatalogError> {
     for name in folder.list()? {
         if let Some(index) = names::parse_stripe(&name)

@@ -99,8 +99,8 @@ pub(crate) fn newest(folder: &Folder) -> Result<Superblock, CatalogError> {
     })
 }
 
-/// The placement that the newer of the valid copies records, if one is valid. Whoever opens the store
-/// checks it again under its lock.
+/// The placement that the newer of the valid copies records, if one is valid. An opening checks it
+/// again under its lock.
 pub(crate) fn placement(folder: &Folder) -> Option<Placement> {
     let valid = SUPERBLOCKS.into_iter().filter_map(|name| match read(folder, name) {
         Ok(Some(Found::Valid(block))) => Some(block),

@@ -61,10 +61,8 @@ impl SlabFiles {
         if folders.is_empty() {
             return Err(StoreError::NoDirectory);
         }
-        let needed = granule_of_all(folders, options)?;
-        let granule = options.slot_alignment.unwrap_or(needed);
+        let (granule, is_refused) = granule_for(folders, options)?;
         let mut options = *options;
-        let is_refused = refuses_direct(granule, needed, options.disk.direct)?;
         if is_refused {
             options.disk.direct = Requirement::Off;
         }
@@ -261,11 +259,18 @@ fn refuses_direct(
     Ok(true)
 }
 
-/// The alignment of requests that suits the file systems of all folders: a page or more.
-pub(super) fn granule_of_all(
+/// The alignment of slots, and whether direct I/O is not used because it needs a larger one.
+pub(super) fn granule_for(
     folders: &[PathBuf],
     options: &SlabOptions,
-) -> Result<Alignment, StoreError> {
+) -> Result<(Alignment, bool), StoreError> {
+    let needed = granule_of_all(folders, options)?;
+    let granule = options.slot_alignment.unwrap_or(needed);
+    Ok((granule, refuses_direct(granule, needed, options.disk.direct)?))
+}
+
+/// The alignment of requests that suits the file systems of all folders: a page or more.
+fn granule_of_all(folders: &[PathBuf], options: &SlabOptions) -> Result<Alignment, StoreError> {
     let widest = |granule: Alignment, (index, folder): (usize, &PathBuf)| {
         Ok(granule.max(granule_of(index, folder, options)?))
     };

@@ -126,16 +126,17 @@ impl Slabs {
         Ok(Self { handle: Arc::new(handle) })
     }
 
-    /// The bytes that the distance between two slots in these folders is a multiple of.
+    /// The bytes that the distance between two slots in these folders is a multiple of: the recorded
+    /// alignment, if the options have it.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Storage`] if a folder cannot be used.
+    /// [`StoreError::Storage`] if a folder cannot be used, and [`StoreError::SlotAlignment`].
     pub(crate) fn granule(
         folders: &[PathBuf],
         options: &SlabOptions,
     ) -> Result<Alignment, StoreError> {
-        files::granule_of_all(folders, options)
+        Ok(files::granule_for(folders, options)?.0)
     }
 
     /// The bytes between two slots of a group: its slot size, rounded up for direct I/O. 0 for a group

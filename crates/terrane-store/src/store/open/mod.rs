@@ -296,17 +296,13 @@ fn open_disk(
     let folder_locks = acquire_striped(&opened)?;
     let mut options = SlabOptions {
         max_writes_while_reads_wait: builder.max_writes_while_reads_wait,
+        slot_alignment: recorded.and_then(Placement::alignment),
         ..disk.slabs
     };
-    let granule = match recorded.and_then(Placement::alignment) {
-        Some(recorded) => recorded,
-        // A file system may need larger distances between slots than those of the catalog. A new store
-        // has no slab files to ask.
-        None => {
-            let read_only = options.read_only && recorded.is_some();
-            Slabs::granule(&folders, &SlabOptions { read_only, ..options })?
-        }
-    };
+    // A file system may need larger distances between slots than those of the catalog. A new store has no
+    // slab files to ask.
+    let read_only = options.read_only && recorded.is_some();
+    let granule = Slabs::granule(&folders, &SlabOptions { read_only, ..options })?;
     options.slot_alignment = Some(granule);
     let stripes = opened.iter().skip(1).fold(Stripes::new(granule), |stripes, folder| {
         stripes.also_in(Arc::clone(folder) as _, folder.path())
