@@ -250,7 +250,7 @@ fn memory_plans(builder: &StoreBuilder, groups: &[GroupInfo]) -> Result<Vec<Tier
             dirty: match builder.write_policy {
                 _ if !has_slower => DirtyBlocks::None,
                 WritePolicy::AfterUses(1..) => DirtyBlocks::MayBeLost,
-                _ => DirtyBlocks::Kept,
+                _ => DirtyBlocks::MustBeWritten,
             },
         });
     }

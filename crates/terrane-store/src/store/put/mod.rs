@@ -302,7 +302,7 @@ impl Put<'_> {
                     if let Some(pin) = table.and_then(|table| table.pin(self.keys.hash(key.index)))
                     {
                         // It is in memory alone, so a sync must not pass over it.
-                        pin.table.give_up(pin.block.slot);
+                        pin.table.allow_loss(pin.block.slot);
                     }
                     result
                 }

@@ -252,9 +252,9 @@ impl<'a> WriteDown<'a> {
             let is_stopped = matches!(result, BlockResult::Cancelled | BlockResult::TimedOut);
             let is_no_room = matches!(result, BlockResult::NoRoom(_)) && !self.is_internal;
             if is_stopped || is_no_room {
-                pin.table.again_dirty(key, pin.block.slot);
+                pin.table.requeue_dirty(key, pin.block.slot);
             } else if pin.table.is_pin_dirty(&pin) {
-                pin.table.give_up(pin.block.slot);
+                pin.table.allow_loss(pin.block.slot);
             }
             set(results, index, result.clone());
         }
