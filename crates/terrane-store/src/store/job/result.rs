@@ -76,8 +76,8 @@ impl fmt::Display for BlockResult {
     }
 }
 
-/// Why a tier has no room. A job takes the slots of all blocks that it writes to a tier at once, so it
-/// never holds some while it waits for others.
+/// Why a tier has no room. A job takes the slots of all its blocks in a tier at once, so it never
+/// holds some of them while it waits for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NoRoom {
