@@ -1,5 +1,5 @@
-//! Queries and leases, subscriptions, snapshots and resizes: calls that are answered without a job
-//! and without I/O.
+//! Queries and leases, subscriptions, snapshots and resizes: calls that need no job and wait for no
+//! I/O.
 
 pub(crate) mod event;
 pub(crate) mod presence;
