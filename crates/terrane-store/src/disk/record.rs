@@ -102,7 +102,7 @@ pub(crate) enum Content {
     Remove(KeyHash),
     /// All records up to one are durable.
     Mark(Mark),
-    /// The key of the `Put` before it goes on.
+    /// A further part of the key of the `Put` before it, by its index.
     KeyPart(u16),
 }
 

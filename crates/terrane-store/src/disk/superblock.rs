@@ -1,7 +1,7 @@
 //! The superblock: 4096 bytes that say whose store this is, and which epoch its records have.
 //!
 //! There are two copies. A change writes and syncs one, then the other, so that one is whole at any
-//! time. The copy with the higher generation counts. The checksum stands at the end: a write that is
+//! time. The copy with the higher generation counts. The checksum is at the end: a write that is
 //! torn at a sector leaves a copy that is old, new, or damaged.
 
 use std::fmt;

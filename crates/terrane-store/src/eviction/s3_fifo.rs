@@ -103,7 +103,7 @@ impl S3Fifo {
     }
 
     /// Evicts the oldest block of the small queue that was not used enough, and moves those that
-    /// were. Each block is looked at once.
+    /// were. It visits each block once.
     fn evict_small(
         &self,
         state: &mut State,

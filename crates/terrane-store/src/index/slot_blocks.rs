@@ -7,9 +7,9 @@ use crate::table_memory::{filled, prefetch};
 
 /// The block of each slot: 32 bytes a slot.
 ///
-/// A slot's block is written under the lock of its key's shard, and read under it or between two looks at
-/// the shard's count of changes. The fields are atomic so that this needs no unsafe code. Lock and
-/// count order them, so that every access is relaxed.
+/// A slot's block is written under the lock of its key's shard. It is read under that lock, or
+/// between two reads of the shard's count of changes. The fields are atomic so that this needs no
+/// unsafe code. Every access is relaxed, because the lock and the count order them.
 pub(super) struct SlotBlocks {
     slots: Box<[SlotEntry]>,
 }

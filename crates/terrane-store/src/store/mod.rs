@@ -170,7 +170,7 @@ impl Store {
         self.core().group(group).ok().map(|group| ByteCount::new(group.slot_bytes))
     }
 
-    /// Waits until no job runs, or until the deadline.
+    /// Blocks until no job of a caller runs, or until the deadline.
     #[must_use]
     pub fn drain(&self, deadline: Instant) -> Drained {
         let core = self.core();
@@ -179,10 +179,11 @@ impl Store {
         Drained { left, unwritten: 0 }
     }
 
-    /// Refuses further jobs, waits for the running ones and cancels the others, makes the blocks
-    /// durable until the deadline, and joins the threads. If there are blocks to write, half of the time
-    /// is for them. Returns the number of jobs that were cancelled, and of blocks that were not
-    /// written.
+    /// Refuses further jobs, waits for the running ones and cancels those that are left. Then it
+    /// makes the blocks durable until the deadline, and joins the threads. If there are blocks to
+    /// write, half of the time is for them. A request in the device is waited for, so the call may
+    /// end after the deadline. Returns the number of jobs that were cancelled, and of blocks that
+    /// were not written.
     ///
     /// Clones of the store refuse jobs afterwards. A second call does nothing.
     pub fn close(&self, deadline: Instant) -> Drained {

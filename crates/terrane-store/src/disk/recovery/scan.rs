@@ -189,7 +189,7 @@ impl Worker<'_, '_> {
         Ok(())
     }
 
-    /// A decoded record that is valid where it stands, with its number.
+    /// The number and content of a decoded record, if the record belongs at this position.
     fn content(
         &self,
         source: &Source,

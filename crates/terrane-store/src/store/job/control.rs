@@ -120,7 +120,7 @@ impl JobControl {
         }
         state.tickets.push(ticket);
         drop(state);
-        // A cancellation that missed the ticket has set this before it looked at the tickets.
+        // A cancellation that missed the ticket has set this before it read the tickets.
         if self.is_cancelled.load(Ordering::Acquire) {
             self.cancel_copies();
         }

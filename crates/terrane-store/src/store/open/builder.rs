@@ -216,11 +216,11 @@ pub enum WritePolicy {
     /// With the put. It ends when the slowest tier has the block.
     #[default]
     Through,
-    /// When the block is evicted from the fastest tier, or by a sync. The put ends when the fastest
-    /// tier has the block.
+    /// Before the block is evicted, once half of the tier is dirty, by a sync, and in a close. The
+    /// put ends when the fastest tier has the block.
     Back,
-    /// When the block was used so many times; with the put for 0. Blocks that are evicted before
-    /// are lost.
+    /// When the block was used so many times, by a sync, and in a close; with the put for 0. Blocks
+    /// that are evicted before are lost.
     AfterUses(u8),
 }
 

@@ -1,5 +1,4 @@
-//! Queries and leases, subscriptions, snapshots and resizes: calls that need no job and wait for no
-//! I/O.
+//! Queries and leases, subscriptions, snapshots and resizes: calls that need no job.
 
 pub(crate) mod event;
 pub(crate) mod presence;
@@ -177,7 +176,8 @@ impl Store {
     /// A capacity of no block is accepted: the tier then stores nothing, and jobs that need its slots end
     /// without room.
     ///
-    /// Returns the capacity that the tier has from now on.
+    /// Returns the capacity that the tier has from now on. It blocks while the disk blocks of an
+    /// earlier resize are being freed.
     ///
     /// # Errors
     ///
