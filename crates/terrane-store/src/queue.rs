@@ -1,4 +1,4 @@
-//! Queues that jobs are delivered to as they end, with a descriptor for event loops.
+//! Completion queues, which receive the outcomes of jobs, with a descriptor for event loops.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -127,8 +127,8 @@ impl<T> CompletionQueue<T> {
         count
     }
 
-    /// Waits for the next value, until `deadline` if one is stated. Returns `None` at the deadline, and
-    /// at once if the queue has neither jobs nor values.
+    /// Blocks until there is a value, and takes it; until `deadline` if one is stated. Returns
+    /// `None` at the deadline, and at once if the queue has neither jobs nor values.
     pub fn wait(&self, deadline: Option<Instant>) -> Option<T> {
         if !self.shared.owner.is_current() {
             return None;

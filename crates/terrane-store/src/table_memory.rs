@@ -1,4 +1,4 @@
-//! The memory of large tables, and its way into the cache.
+//! The memory of large tables: huge pages, the first touch, and loads into the cache.
 
 use std::mem::MaybeUninit;
 use std::num::NonZeroUsize;

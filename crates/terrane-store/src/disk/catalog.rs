@@ -11,6 +11,7 @@ use terrane_core::OwnerProcess;
 use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
 
+use super::directory::Directory;
 use super::error::{CatalogError, ReadOnlyReason};
 use super::files::{DirectoryLock, Files};
 use super::folder::{Folder, failure};
@@ -18,7 +19,6 @@ use super::live::{LiveRecords, Recovered};
 use super::names;
 use super::namespace::{GroupSlots, Namespace};
 use super::owner;
-use super::real::Directory;
 use super::record::{PutRecord, Stamp, encode_put, encode_remove};
 use super::recovery::{self, Reading};
 use super::snapshot::CatalogSnapshot;
@@ -28,7 +28,7 @@ use super::superblock::{Secret, Superblock};
 use super::superblocks;
 use crate::key::KeyHash;
 
-/// Threads of a recovery, unless the caller names a number. Reading is bound by memory beyond them.
+/// The most threads of a recovery, unless the caller names a number. Memory bandwidth limits more.
 const MOST_THREADS: usize = 8;
 
 /// How a catalog is opened.
@@ -62,7 +62,7 @@ pub struct Catalog {
     /// Not in the state: no lock is needed to read it.
     secret: Secret,
     pub(super) state: Mutex<State>,
-    /// The state's, to read without its lock.
+    /// Why the state is read-only, to read without its lock.
     read_only: Arc<OnceLock<Arc<ReadOnlyReason>>>,
     /// Held by the thread that syncs. Others wait for it and find their records durable.
     pub(super) syncing: Mutex<()>,
@@ -148,7 +148,8 @@ impl Catalog {
         let threads = options.recovery_threads.unwrap_or_else(default_threads);
         let reading = Reading { threads, keep_keys: options.keep_keys, syncs: true };
         let found = recovery::read(&folder, epoch, groups, reading)?;
-        // All that was found is durable before anything builds on it, or leftovers go.
+        // All found records are durable before new ones follow them, and before leftovers are
+        // removed.
         folder.files.sync_directory().map_err(|error| failure(directory, error))?;
         for name in &found.leftovers {
             remove(&*folder.files, name);
@@ -246,7 +247,7 @@ impl Catalog {
         if lock(&self.state).is_durable(wanted) {
             return Ok(());
         }
-        let _turn = lock(&self.syncing);
+        let _syncing = lock(&self.syncing);
         let pending = {
             let state = lock(&self.state);
             if state.is_durable(wanted) {
@@ -278,9 +279,9 @@ impl Catalog {
         self.is_abandoned.store(true, Ordering::Relaxed);
         let maintenance = lock(&self.maintenance);
         self.is_abandoned.store(false, Ordering::Relaxed);
-        let turn = lock(&self.syncing);
+        let syncing = lock(&self.syncing);
         let number = lock(&self.state).clear()?;
-        drop(turn);
+        drop(syncing);
         self.remove_older(number);
         drop(maintenance);
         Ok(())
@@ -312,14 +313,14 @@ impl Catalog {
     /// Checks a record against the groups.
     pub(super) fn check(&self, record: &PutRecord<'_>) -> Result<(), CatalogError> {
         let &PutRecord { group, slot, length, key, .. } = record;
-        let Some(of) = self.groups.get(usize::from(group)) else {
+        let Some(limits) = self.groups.get(usize::from(group)) else {
             return Err(CatalogError::NoSuchGroup { group, groups: self.groups.len() });
         };
-        if slot >= of.slots {
-            return Err(CatalogError::NoSuchSlot { group, slot, slots: of.slots });
+        if slot >= limits.slots {
+            return Err(CatalogError::NoSuchSlot { group, slot, slots: limits.slots });
         }
-        if length > of.slot_bytes {
-            return Err(CatalogError::PayloadTooLong { group, length, limit: of.slot_bytes });
+        if length > limits.slot_bytes {
+            return Err(CatalogError::PayloadTooLong { group, length, limit: limits.slot_bytes });
         }
         let limit = usize::from(u16::MAX);
         if key.len() > limit {

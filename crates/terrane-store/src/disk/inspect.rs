@@ -11,19 +11,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
+use super::directory::Directory;
 use super::error::CatalogError;
 use super::folder::Folder;
 use super::live::LiveRecords;
 use super::names;
 use super::namespace::{GroupSlots, Namespace};
 use super::owner::{self, StoreOwner};
-use super::real::Directory;
 use super::recovery::{self, Reading};
 use super::stripes::{Placement, Stripes};
 use super::superblock::{Secret, Superblock};
 use super::superblocks;
 
-/// How often the files are read before the last reading is used as it is.
+/// The most readings of the files. The last one is used even if it differs from the one before.
 const MOST_READINGS: u32 = 8;
 
 /// The metadata of a store.
@@ -59,7 +59,7 @@ pub(crate) fn inspect(directory: &Path, name: &str) -> Result<Inspected, Catalog
         let is_locked = directory.is_locked(names::LOCK);
         is_locked.map_err(|error| folder.failure(names::LOCK, error))
     };
-    let version = |(superblock, state): &(Superblock, recovery::State)| {
+    let version = |(superblock, state): &(Superblock, recovery::FoundState)| {
         (superblock.generation, state.checkpoint, state.last_number)
     };
     let ((superblock, state), is_live) = settled(|| read(&folder), version, is_locked)?;
@@ -85,7 +85,8 @@ impl Inspected {
     /// Checks that the store has these directories, in this order.
     pub(crate) fn check_directories(&self, directories: &[PathBuf]) -> Result<(), CatalogError> {
         let name = self.namespace.name();
-        let folders: Vec<PathBuf> = directories.iter().map(|it| it.join(name)).collect();
+        let folders: Vec<PathBuf> =
+            directories.iter().map(|directory| directory.join(name)).collect();
         // The number first: a directory that is not of the store may not exist.
         self.placement.check_count(&folders)?;
         let (Some((first, _)), [_, others @ ..]) = (folders.split_first(), directories) else {
@@ -108,8 +109,8 @@ pub(crate) fn placement(directory: &Path, name: &str) -> Option<Placement> {
     superblocks::placement(&Folder { path: files.path().to_owned(), files })
 }
 
-/// Reads until a reading stands, and returns whether the store is live. It may be opened meanwhile, so
-/// that this is asked after each reading, too.
+/// Reads until two readings agree, if the store is live, and returns whether it is. It may be
+/// opened meanwhile, so the lock is checked after each reading, too.
 fn settled<T, V: PartialEq>(
     read: impl Fn() -> Result<T, CatalogError>,
     version: impl Fn(&T) -> V,
@@ -138,7 +139,7 @@ fn settled<T, V: PartialEq>(
     }
 }
 
-fn read(folder: &Folder) -> Result<(Superblock, recovery::State), CatalogError> {
+fn read(folder: &Folder) -> Result<(Superblock, recovery::FoundState), CatalogError> {
     let superblock = superblocks::newest(folder)?;
     let reading = Reading { threads: NonZeroUsize::MIN, keep_keys: true, syncs: false };
     let state = recovery::read(folder, superblock.epoch, &superblock.groups, reading)?;

@@ -102,18 +102,18 @@ pub(crate) enum Content {
     Remove(KeyHash),
     /// All records up to one are durable.
     Mark(Mark),
-    /// The key of the `Put` before it goes on.
+    /// A further part of the key of the `Put` before it, by its index.
     KeyPart(u16),
 }
 
 /// The checksum of any bytes that end with their own checksum: a property of this CRC.
 const RESIDUE: u64 = 0x0cef_cfc4_d490_91bd;
 
-/// Records whose checksums [`are_whole`] verifies together.
-pub(crate) const GROUP: usize = 32;
+/// The number of records whose checksums [`are_whole`] verifies together.
+pub(crate) const BATCH: usize = 32;
 
-/// The checksum of any [`GROUP`] records that each end with their own checksum.
-const GROUP_RESIDUE: u64 = 0x3790_bb31_6d73_0ab2;
+/// The checksum of any [`BATCH`] records, each of which ends with its own checksum.
+const BATCH_RESIDUE: u64 = 0x3790_bb31_6d73_0ab2;
 
 /// Whether the checksums of all records are right. One checksum of 4 KiB takes a tenth of the time of
 /// 32 checksums.
@@ -123,8 +123,8 @@ const GROUP_RESIDUE: u64 = 0x3790_bb31_6d73_0ab2;
 /// one error times q(x)^1024, where q has a degree below 32. The CRC's polynomial of degree 64 is
 /// irreducible and does not divide it. Several with other damage pass with probability 2⁻⁶⁴, like one
 /// with random bytes.
-pub(crate) fn are_whole(records: &[RecordBytes; GROUP]) -> bool {
-    crc(records.as_flattened()) == GROUP_RESIDUE
+pub(crate) fn are_whole(records: &[RecordBytes; BATCH]) -> bool {
+    crc(records.as_flattened()) == BATCH_RESIDUE
 }
 
 /// Decodes a record. `None` if its checksum, its format or a field is wrong.
@@ -320,22 +320,22 @@ mod tests {
     }
 
     #[test]
-    fn whole_groups_have_one_checksum_and_damaged_ones_have_not() {
-        let group_of = |first: u64| {
+    fn whole_batches_have_one_checksum_and_damaged_ones_have_not() {
+        let batch_of = |first: u64| {
             let mut bytes = Vec::new();
-            for sequence in first..first + to_u64(GROUP) {
+            for sequence in first..first + to_u64(BATCH) {
                 encode_remove(
                     KeyHash::new(sequence.into()),
                     Stamp { sequence, epoch: 3 },
                     &mut bytes,
                 );
             }
-            *bytes.as_chunks::<RECORD>().0.first_chunk::<GROUP>().unwrap()
+            *bytes.as_chunks::<RECORD>().0.first_chunk::<BATCH>().unwrap()
         };
         for first in [1, 99, 1 << 40] {
-            let whole = group_of(first);
-            assert_eq!(crc(whole.as_flattened()), GROUP_RESIDUE);
-            for at in 0..GROUP {
+            let whole = batch_of(first);
+            assert_eq!(crc(whole.as_flattened()), BATCH_RESIDUE);
+            for at in 0..BATCH {
                 for bit in (0..RECORD * 8).step_by(37) {
                     let mut damaged = whole;
                     damaged[at][bit / 8] ^= 1 << (bit % 8);
@@ -347,8 +347,8 @@ mod tests {
                 assert!(!are_whole(&damaged), "zeros from record {at} on");
             }
         }
-        assert!(!are_whole(&[[0; RECORD]; GROUP]));
-        assert!(!are_whole(&[[0xff; RECORD]; GROUP]));
+        assert!(!are_whole(&[[0; RECORD]; BATCH]));
+        assert!(!are_whole(&[[0xff; RECORD]; BATCH]));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::snapshot::CatalogSnapshot;
 use super::superblock::Superblock;
 use super::superblocks;
 
-/// Sequence numbers that only marks use: each append is followed by few of them.
+/// The last sequence numbers, which only marks may use. Few marks follow an append.
 const MARGIN: u64 = 1 << 32;
 
 /// The state of an open catalog.
@@ -37,7 +37,7 @@ pub(crate) struct State {
     /// The tombstones up to `durable`.
     durable_tombstones: u64,
     checkpoint: Option<u64>,
-    /// The journal that nothing needs while its first mark is its only record.
+    /// The number of the journal that is not needed while its first mark is its only record.
     spare: Option<u64>,
     /// Set once. The catalog has it, too, and reads it without the lock.
     read_only: Arc<OnceLock<Arc<ReadOnlyReason>>>,
@@ -63,7 +63,11 @@ impl Pending {
 }
 
 impl State {
-    pub(crate) fn new(folder: Folder, superblock: Superblock, found: &recovery::State) -> Self {
+    pub(crate) fn new(
+        folder: Folder,
+        superblock: Superblock,
+        found: &recovery::FoundState,
+    ) -> Self {
         let durable = found.next_sequence - 1;
         Self {
             folder,
@@ -172,7 +176,7 @@ impl State {
         }
     }
 
-    /// Goes on in `journal`, which is empty and has a durable name, for a checkpoint.
+    /// Lets appends go to `journal`, which is empty and has a durable name, for a checkpoint.
     pub(crate) fn begin_checkpoint(&mut self, journal: Journal) -> Result<Header, CatalogError> {
         self.check_writable()?;
         let (number, first_sequence) = (journal.number, self.next_sequence);
@@ -235,7 +239,7 @@ impl State {
         Ok(number)
     }
 
-    /// Writes the first record of `journal`, and goes on there.
+    /// Writes the first record of `journal`, and lets appends go there.
     fn switch(&mut self, mut journal: Journal, starts_session: bool) -> Result<(), OsError> {
         let mut bytes = Vec::new();
         encode_mark(self.mark(starts_session), self.stamp(), &mut bytes);

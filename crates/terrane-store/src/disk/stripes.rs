@@ -1,8 +1,10 @@
-//! The directories of a tier and the alignment of its slots, so that no store is opened with others.
+//! The directories of a tier and the alignment of its slots. A store that records them is not
+//! opened with other ones.
 //!
-//! The superblock records the number of directories and the alignment. Each further directory has a file
-//! `stripe.NNN` that names its store and its index. A creation makes these files durable before it writes
-//! the superblocks, so a store that exists has all of them. They do not change afterwards.
+//! The superblock records the number of directories and the alignment. Each further directory has a
+//! file `stripe.NNN`, which identifies its store and its index. A new store makes these files
+//! durable before its superblocks. So a store that exists has all of them. They do not change
+//! afterwards.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,11 +21,13 @@ use super::superblock::{FORMAT_VERSION, Secret};
 use crate::key::KeyHasher;
 
 /// The bytes of a stripe file. They are in one sector.
-const STRIPE: usize = 64;
+const STRIPE_BYTES: usize = 64;
 const MAGIC: [u8; 8] = *b"TRSTRIPE";
-const END: usize = STRIPE - 8;
+/// The offset of the checksum.
+const END: usize = STRIPE_BYTES - 8;
 
-/// A stripe file has the hash of this text under the secret, and not the secret.
+/// The hash of this text under a store's secret identifies the store. The secret is not in a stripe
+/// file.
 const IDENTITY: &[u8] = b"terrane stripe";
 
 /// The largest alignment that is recorded. A slab file needs buffers of that size.
@@ -39,7 +43,7 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    /// Whether a store can have recorded this.
+    /// Whether a superblock of a store can have these values.
     pub(crate) fn is_possible(self) -> bool {
         self.alignment == 0 || recordable(self.alignment.into()).is_some()
     }
@@ -49,7 +53,7 @@ impl Placement {
         recordable(self.alignment.into())
     }
 
-    /// Checks that as many folders were passed as the store has.
+    /// Checks that `passed` has as many folders as the store records, if it records a number.
     pub(crate) fn check_count(self, passed: &[PathBuf]) -> Result<(), CatalogError> {
         let recorded = self.directories;
         let is_right = u32::try_from(passed.len()).is_ok_and(|passed| passed == recorded);
@@ -60,7 +64,7 @@ impl Placement {
     }
 }
 
-/// An alignment that a superblock can record.
+/// The alignment of so many bytes, if a superblock can record it.
 fn recordable(bytes: u64) -> Option<Alignment> {
     let is_recorded = (Alignment::PAGE.get()..=MOST_ALIGNMENT).contains(&bytes);
     Alignment::new(bytes).ok().filter(|_| is_recorded)
@@ -69,13 +73,14 @@ fn recordable(bytes: u64) -> Option<Alignment> {
 /// The further directories of a tier, and the alignment of its slots.
 #[derive(Clone, Debug)]
 pub struct Stripes {
+    /// The alignment in bytes; 0 if it is not recorded.
     alignment: u32,
     others: Vec<Folder>,
 }
 
 impl Stripes {
-    /// A tier of one directory, whose slots begin at multiples of `slot_alignment`. Alignments from 4 KiB
-    /// to 16 MiB are recorded.
+    /// A tier of one directory, whose slots begin at multiples of `slot_alignment`. Alignments from
+    /// 4 KiB to 16 MiB are recorded, and others are not.
     #[must_use]
     pub fn new(slot_alignment: Alignment) -> Self {
         let recorded = recordable(slot_alignment.get()).map_or(0, Alignment::get);
@@ -96,7 +101,7 @@ impl Stripes {
         self
     }
 
-    /// The numbers that a new store records.
+    /// The placement that a new store records.
     pub(crate) fn placement(&self) -> Placement {
         let others = u32::try_from(self.others.len()).unwrap_or(u32::MAX);
         Placement { directories: others.saturating_add(1), alignment: self.alignment }
@@ -121,29 +126,31 @@ impl Stripes {
         let identity = identity(secret);
         for (index, folder) in (1..).zip(&self.others) {
             let found = match read(folder, index)? {
-                Read::Stripe(found) if found == identity => continue,
+                StripeFile::Valid(found) if found == identity => continue,
                 // A store that records no directories may have been created without these files.
-                Read::Missing if recorded.directories == 0 => continue,
+                StripeFile::Missing if recorded.directories == 0 => continue,
                 _ if recorded.directories == 0 && !has_slab(folder, index)? => continue,
-                Read::Missing => found_in(folder, &identity)?,
-                Read::Damaged => FoundStripe::Damaged { file: names::stripe(index) },
-                Read::Stripe(_) => FoundStripe::OtherStore { index },
+                StripeFile::Missing => found_in(folder, &identity)?,
+                StripeFile::Damaged => FoundStripe::Damaged { file: names::stripe(index) },
+                StripeFile::Valid(_) => FoundStripe::OtherStore { index },
             };
             return Err(differs(first, folder, index, found));
         }
         Ok(())
     }
 
-    /// Makes the files of a new store in `first` durable, before its superblocks are written.
+    /// Writes the stripe files of a new store in `first` and makes them durable. Its superblocks
+    /// come later.
     pub(crate) fn create(&self, first: &Path, secret: &Secret) -> Result<(), CatalogError> {
         let identity = identity(secret);
         for (index, folder) in (1..).zip(&self.others) {
             let found = match read(folder, index)? {
-                Read::Missing => continue,
-                // A creation that was cut short has left it: slab files are created after the superblocks.
+                StripeFile::Missing => continue,
+                // Left by a creation that was cut short: slab files are created after the
+                // superblocks.
                 _ if !has_slab(folder, index)? => continue,
-                Read::Damaged => FoundStripe::Damaged { file: names::stripe(index) },
-                Read::Stripe(_) => FoundStripe::OtherStore { index },
+                StripeFile::Damaged => FoundStripe::Damaged { file: names::stripe(index) },
+                StripeFile::Valid(_) => FoundStripe::OtherStore { index },
             };
             return Err(differs(first, folder, index, found));
         }
@@ -160,13 +167,13 @@ impl Stripes {
     }
 }
 
-/// Refuses to create a store in a folder that is a further one of another store.
+/// Refuses a folder for a new store if it is a further directory of another store.
 pub(crate) fn check_first(folder: &Folder) -> Result<(), CatalogError> {
     let names = folder.list()?;
     let mut indices: Vec<u32> = names.iter().filter_map(|name| names::parse_stripe(name)).collect();
     indices.sort_unstable();
     for index in indices {
-        if matches!(read(folder, index)?, Read::Stripe(_)) && has_slab(folder, index)? {
+        if matches!(read(folder, index)?, StripeFile::Valid(_)) && has_slab(folder, index)? {
             let found = FoundStripe::OtherStore { index };
             return Err(differs(&folder.path, folder, 0, found));
         }
@@ -190,7 +197,7 @@ fn has_slab(folder: &Folder, index: u32) -> Result<bool, CatalogError> {
 fn found_in(folder: &Folder, identity: &[u8; 16]) -> Result<FoundStripe, CatalogError> {
     for name in folder.list()? {
         if let Some(index) = names::parse_stripe(&name)
-            && matches!(read(folder, index)?, Read::Stripe(found) if found == *identity)
+            && matches!(read(folder, index)?, StripeFile::Valid(found) if found == *identity)
         {
             return Ok(FoundStripe::SameStore { index });
         }
@@ -205,28 +212,30 @@ fn identity(secret: &Secret) -> [u8; 16] {
 }
 
 /// The content of a stripe file.
-enum Read {
+enum StripeFile {
     Missing,
     Damaged,
     /// The identity of its store.
-    Stripe([u8; 16]),
+    Valid([u8; 16]),
 }
 
-fn read(folder: &Folder, index: u32) -> Result<Read, CatalogError> {
+fn read(folder: &Folder, index: u32) -> Result<StripeFile, CatalogError> {
     let name = names::stripe(index);
     let file = match folder.files.open(&name, OpenMode::Existing) {
-        Err(error) if error.code == Errno::NOENT.raw_os_error() => return Ok(Read::Missing),
+        Err(error) if error.code == Errno::NOENT.raw_os_error() => return Ok(StripeFile::Missing),
         opened => opened.map_err(|error| folder.failure(&name, error))?,
     };
-    let mut bytes = [0; STRIPE];
+    let mut bytes = [0; STRIPE_BYTES];
     let length = file.read_at(&mut bytes, 0).map_err(|error| folder.failure(&name, error))?;
-    let is_whole = length == STRIPE && bytes.starts_with(&MAGIC);
+    let is_whole = length == STRIPE_BYTES && bytes.starts_with(&MAGIC);
     if !is_whole || crc(&bytes[..END]) != u64_at(&bytes, END) {
-        return Ok(Read::Damaged);
+        return Ok(StripeFile::Damaged);
     }
     match u32_at(&bytes, 8) {
-        FORMAT_VERSION if u32_at(&bytes, 12) == index => Ok(Read::Stripe(array_at(&bytes, 16))),
-        FORMAT_VERSION => Ok(Read::Damaged),
+        FORMAT_VERSION if u32_at(&bytes, 12) == index => {
+            Ok(StripeFile::Valid(array_at(&bytes, 16)))
+        }
+        FORMAT_VERSION => Ok(StripeFile::Damaged),
         found => {
             let (file, supported) = (folder.path.join(name), FORMAT_VERSION);
             Err(CatalogError::UnsupportedVersion { file, found, supported })
@@ -234,8 +243,8 @@ fn read(folder: &Folder, index: u32) -> Result<Read, CatalogError> {
     }
 }
 
-fn encode(index: u32, identity: &[u8; 16]) -> [u8; STRIPE] {
-    let mut bytes = [0; STRIPE];
+fn encode(index: u32, identity: &[u8; 16]) -> [u8; STRIPE_BYTES] {
+    let mut bytes = [0; STRIPE_BYTES];
     put(&mut bytes, 0, &MAGIC);
     put(&mut bytes, 8, &FORMAT_VERSION.to_le_bytes());
     put(&mut bytes, 12, &index.to_le_bytes());

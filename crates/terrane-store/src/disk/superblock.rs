@@ -1,7 +1,7 @@
 //! The superblock: 4096 bytes that say whose store this is, and which epoch its records have.
 //!
 //! There are two copies. A change writes and syncs one, then the other, so that one is whole at any
-//! time. The copy with the higher generation counts. The checksum stands at the end: a write that is
+//! time. The copy with the higher generation counts. The checksum is at the end: a write that is
 //! torn at a sector leaves a copy that is old, new, or damaged.
 
 use std::fmt;
@@ -21,7 +21,8 @@ pub const FORMAT_VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"TRSTORE\n";
 const HEAD: usize = 64;
-const GROUP: usize = 32;
+/// The bytes of a group's entry.
+const GROUP_BYTES: usize = 32;
 const END: usize = SUPERBLOCK - 8;
 
 /// The key of a store's hash of keys. It is not printed.
@@ -77,7 +78,7 @@ impl Superblock {
         }
         let texts = namespace.fields().iter().flat_map(|(name, value)| [name.len(), value.len()]);
         let texts: usize = texts.chain([namespace.name().len()]).map(|length| length + 2).sum();
-        let needed = groups.len().saturating_mul(GROUP).saturating_add(texts);
+        let needed = groups.len().saturating_mul(GROUP_BYTES).saturating_add(texts);
         let limit = END - HEAD;
         if needed > limit {
             return Err(CatalogError::NamespaceTooLong { groups: groups.len(), needed, limit });
@@ -102,7 +103,7 @@ impl Superblock {
             put(&mut bytes, at, &group.slot_bytes.to_le_bytes());
             put(&mut bytes, at + 8, &group.slots.to_le_bytes());
             put(&mut bytes, at + 16, &group.fingerprint);
-            at += GROUP;
+            at += GROUP_BYTES;
         }
         let mut add = |text: &str| {
             put(&mut bytes, at, &length_of(text.len()));
@@ -154,8 +155,12 @@ impl Superblock {
         };
         let text = |text: &str| Some(text.to_owned());
         compare("folder".into(), text(self.namespace.name()), text(namespace.name()));
-        let value = |of: &Namespace, name: &str| {
-            of.fields().iter().find(|(other, _)| other == name).map(|(_, value)| value.clone())
+        let value = |namespace: &Namespace, name: &str| {
+            namespace
+                .fields()
+                .iter()
+                .find(|(other, _)| other == name)
+                .map(|(_, value)| value.clone())
         };
         for (name, stored) in self.namespace.fields() {
             compare(name.clone(), text(stored), value(namespace, name));
@@ -192,7 +197,7 @@ fn decode_body(bytes: &[u8; SUPERBLOCK]) -> Option<Superblock> {
     let mut rest = bytes.get(HEAD..END)?;
     let mut slots = Vec::with_capacity(usize::from(groups));
     for _ in 0..groups {
-        let (group, behind) = rest.split_at_checked(GROUP)?;
+        let (group, behind) = rest.split_at_checked(GROUP_BYTES)?;
         rest = behind;
         slots.push(GroupSlots {
             slot_bytes: Some(u64_at(group, 0)).filter(|&bytes| bytes <= MOST_SLOT_BYTES)?,
@@ -287,8 +292,8 @@ mod tests {
             (52, &[1, 0x20, 0, 0]),
             (52, &[0, 8, 0, 0]),
             (52, &[0, 0, 0, 2]),
-            (HEAD + 2 * GROUP, &[0xff, 0xff]),
-            (HEAD + 2 * GROUP + 2, b"/"),
+            (HEAD + 2 * GROUP_BYTES, &[0xff, 0xff]),
+            (HEAD + 2 * GROUP_BYTES + 2, b"/"),
         ];
         for (at, change) in changes {
             let mut bytes = whole.clone();

@@ -138,8 +138,8 @@ fn create(
     if found.iter().all(Option::is_none) {
         check_first(folder)?;
     }
-    // Journals are created after both superblocks and their names are durable. Without them, what there is of a
-    // superblock was left by a creation that was cut short.
+    // Journals are created after both superblocks and their names are durable. So without a
+    // journal, the rest of a superblock was left by a creation that was cut short.
     let present = folder.list()?;
     let is_data = |name: &String| names::parse(name).is_some() || name.starts_with("slab.");
     if let Some(file) = present.into_iter().filter(is_data).min() {

@@ -24,7 +24,7 @@ use super::journal::Journal;
 use super::names;
 use super::record::{PutRecord, RECORD, Stamp, encode_put};
 
-/// How much is encoded before it is written.
+/// The bytes that are encoded before they are written.
 const BUFFER: usize = 1 << 20;
 
 /// A report of a checkpoint that was written.
@@ -55,7 +55,7 @@ impl Catalog {
         live: impl FnOnce(&mut CheckpointWriter<'_>) -> Result<(), CatalogError>,
     ) -> Result<CheckpointReport, CatalogError> {
         self.process.check()?;
-        let _turn = lock(&self.maintenance);
+        let _maintenance = lock(&self.maintenance);
         let begun = self.begin()?;
         let number = begun.number;
         self.write(begun, live).inspect_err(|error| {

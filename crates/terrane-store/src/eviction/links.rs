@@ -5,7 +5,7 @@ use crate::table_memory::filled;
 /// No slot.
 const NONE: u32 = u32::MAX;
 
-/// The neighbours of each slot. A slot is in at most one list at a time.
+/// The neighbours of each slot in its list. A slot is in at most one list at a time.
 #[derive(Debug)]
 pub(super) struct Links {
     neighbours: Box<[[u32; 2]]>,
@@ -26,16 +26,16 @@ impl Links {
     }
 
     /// The neighbour on the side of the older slots, and that on the side of the newer ones.
-    fn of(&mut self, slot: u32) -> Option<&mut [u32; 2]> {
+    fn neighbours_of(&mut self, slot: u32) -> Option<&mut [u32; 2]> {
         usize::try_from(slot).ok().and_then(|slot| self.neighbours.get_mut(slot))
     }
 
     fn older(&mut self, slot: u32) -> u32 {
-        self.of(slot).map_or(NONE, |[older, _]| *older)
+        self.neighbours_of(slot).map_or(NONE, |[older, _]| *older)
     }
 
     fn newer(&mut self, slot: u32) -> u32 {
-        self.of(slot).map_or(NONE, |[_, newer]| *newer)
+        self.neighbours_of(slot).map_or(NONE, |[_, newer]| *newer)
     }
 }
 
@@ -55,9 +55,9 @@ impl List {
     /// Adds a slot that is in no list, as the newest.
     pub(super) fn push(&mut self, links: &mut Links, slot: u32) {
         let newest = self.newest;
-        let Some(own) = links.of(slot) else { return };
+        let Some(own) = links.neighbours_of(slot) else { return };
         *own = [newest, NONE];
-        match links.of(newest) {
+        match links.neighbours_of(newest) {
             Some([_, newer]) => *newer = slot,
             None => self.oldest = slot,
         }
@@ -68,15 +68,15 @@ impl List {
     /// Removes a slot that is in this list.
     pub(super) fn remove(&mut self, links: &mut Links, slot: u32) {
         let (older, newer) = (links.older(slot), links.newer(slot));
-        match links.of(older) {
+        match links.neighbours_of(older) {
             Some([_, after]) => *after = newer,
             None => self.oldest = newer,
         }
-        match links.of(newer) {
+        match links.neighbours_of(newer) {
             Some([before, _]) => *before = older,
             None => self.newest = older,
         }
-        if let Some(own) = links.of(slot) {
+        if let Some(own) = links.neighbours_of(slot) {
             *own = [NONE; 2];
         }
         self.length -= 1;

@@ -1,4 +1,4 @@
-//! Which block leaves when a tier is full.
+//! Eviction policies: the trait, `S3Fifo` and `Lru`. They choose the block that leaves a full tier.
 
 mod ghost;
 mod links;

@@ -84,7 +84,7 @@ impl S3Fifo {
         usize::try_from(slot).ok().and_then(|slot| self.uses.get(slot))
     }
 
-    /// The uses of a block, which start again at zero.
+    /// Returns the uses of a block, and sets them to zero.
     fn take_uses(&self, slot: u32) -> u8 {
         // Relaxed: a count that orders nothing.
         self.uses_of(slot).map_or(0, |uses| uses.swap(0, Ordering::Relaxed))
@@ -103,7 +103,7 @@ impl S3Fifo {
     }
 
     /// Evicts the oldest block of the small queue that was not used enough, and moves those that
-    /// were. Each block is looked at once.
+    /// were. It visits each block once.
     fn evict_small(
         &self,
         state: &mut State,

@@ -24,12 +24,14 @@ const TAG: u64 = 0xffff_ffff_0000_0000;
 /// The atomics are relaxed: the lock of the shard, or its count of changes, orders them.
 pub(super) struct Buckets {
     buckets: Box<[Bucket]>,
-    of_shard: usize,
+    /// The buckets of a shard.
+    per_shard: usize,
 }
 
 #[derive(Default)]
 #[repr(align(64))]
 struct Bucket {
+    /// The number of slots that went to a later bucket because this one was full.
     passed: AtomicU64,
     entries: [AtomicU64; ENTRIES],
 }
@@ -56,8 +58,8 @@ impl Buckets {
         // the mean: with ten of them, no shard is full in practice.
         let mean = slots.div_ceil(SHARDS);
         let most = mean + mean / 4 + 8 * mean.isqrt() + ENTRIES;
-        let of_shard = most.min(slots).div_ceil(ENTRIES);
-        Self { buckets: filled(of_shard * SHARDS, Default::default), of_shard }
+        let per_shard = most.min(slots).div_ceil(ENTRIES);
+        Self { buckets: filled(per_shard * SHARDS, Default::default), per_shard }
     }
 
     /// The bytes of the table.
@@ -68,7 +70,7 @@ impl Buckets {
     pub(super) fn home(&self, key: KeyHash) -> Home {
         let mixed = key.mixed();
         let shard = to_usize(mixed >> (u64::BITS - SHARD_BITS));
-        let place = u128::from(mixed << SHARD_BITS) * u128::from(to_u64(self.of_shard));
+        let place = u128::from(mixed << SHARD_BITS) * u128::from(to_u64(self.per_shard));
         let first = usize::try_from(place >> u64::BITS).unwrap_or(0);
         // Not zero, so that no free entry has it.
         Home { shard, first, tag: key.low() << 32 | 1 << 32 }
@@ -76,8 +78,8 @@ impl Buckets {
 
     fn bucket(&self, home: Home, after: usize) -> Option<&Bucket> {
         let number = home.first + after;
-        let number = if number < self.of_shard { number } else { number - self.of_shard };
-        self.buckets.get(home.shard * self.of_shard + number)
+        let number = if number < self.per_shard { number } else { number - self.per_shard };
+        self.buckets.get(home.shard * self.per_shard + number)
     }
 
     /// Loads the first bucket of a key into the cache.
@@ -85,7 +87,7 @@ impl Buckets {
         self.bucket(home, 0).into_iter().for_each(prefetch);
     }
 
-    /// The slot that probably has a key. It needs no lock, and may be wrong.
+    /// The slot that probably has the block of a key. It needs no lock, and may be wrong.
     pub(super) fn guess(&self, home: Home) -> Option<u32> {
         let bucket = self.bucket(home, 0)?;
         let found = bucket.matches(home.tag);
@@ -94,7 +96,7 @@ impl Buckets {
 
     /// The entry of a key whose slot is the right one.
     pub(super) fn find(&self, home: Home, is_key: impl Fn(u32) -> bool) -> Option<Found> {
-        for after in 0..self.of_shard {
+        for after in 0..self.per_shard {
             let bucket = self.bucket(home, after)?;
             let mut matches = bucket.matches(home.tag);
             while matches != 0 {
@@ -113,7 +115,7 @@ impl Buckets {
 
     /// Adds the slot of a key that the table does not have. Returns whether there was room.
     pub(super) fn add(&self, home: Home, slot: u32) -> bool {
-        for after in 0..self.of_shard {
+        for after in 0..self.per_shard {
             let Some(entry) = self.bucket(home, after).and_then(Bucket::free_entry) else {
                 continue;
             };
@@ -147,8 +149,8 @@ impl Buckets {
 
     /// The slots of a shard.
     pub(super) fn slots(&self, shard: usize) -> impl Iterator<Item = u32> {
-        let begin = shard * self.of_shard;
-        let buckets = self.buckets.get(begin..begin + self.of_shard).unwrap_or_default();
+        let begin = shard * self.per_shard;
+        let buckets = self.buckets.get(begin..begin + self.per_shard).unwrap_or_default();
         buckets.iter().flat_map(|bucket| (0..ENTRIES).filter_map(|entry| bucket.slot(entry)))
     }
 }
@@ -190,7 +192,7 @@ mod tests {
     #[test]
     fn entries_beyond_a_full_bucket_are_found_until_they_are_removed() {
         let buckets = Buckets::new(100);
-        let room = buckets.of_shard * ENTRIES;
+        let room = buckets.per_shard * ENTRIES;
         assert!((2 * ENTRIES..100).contains(&room));
         let keys: Vec<(u32, Home)> =
             (0..).zip(keys()).map(|(slot, key)| (slot, buckets.home(key))).take(room).collect();

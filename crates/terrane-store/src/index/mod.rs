@@ -1,8 +1,9 @@
-//! The blocks of one tier, by the hash of their key.
+//! The index of one group in one tier: its blocks, by the hash of their key. `buckets` is the hash
+//! table, `slot_blocks` has the block of each slot, and `shard` the locks.
 
 mod buckets;
 mod shard;
-mod slot_table;
+mod slot_blocks;
 
 use std::iter;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,7 @@ use crate::parallel::fold;
 use crate::sync::read;
 use buckets::{Buckets, Found, Home, SHARDS};
 use shard::{Change, Shard};
-use slot_table::SlotTable;
+use slot_blocks::SlotBlocks;
 
 /// A block that a tier has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +48,7 @@ pub enum Freed {
 pub struct TierIndex {
     shards: Box<[CachePadded<Shard>]>,
     buckets: Buckets,
-    slots: SlotTable,
+    slots: SlotBlocks,
 }
 
 /// Blocks that are added together.
@@ -57,7 +58,7 @@ impl TierIndex {
     /// An empty index for a tier of this many slots.
     #[must_use]
     pub fn new(slots: u32) -> Self {
-        let slots = SlotTable::new(slots);
+        let slots = SlotBlocks::new(slots);
         let buckets = Buckets::new(slots.len());
         let shards = (0..SHARDS).map(|_| CachePadded::new(Shard::new())).collect();
         Self { shards, buckets, slots }
@@ -81,8 +82,8 @@ impl TierIndex {
         self.len() == 0
     }
 
-    /// Loads what [`get`](Self::get) reads of these keys into the cache, so that the misses of many
-    /// keys overlap.
+    /// Loads the memory that [`get`](Self::get) reads for these keys into the processor's cache, so
+    /// that the misses of many keys overlap.
     #[inline]
     pub fn prefetch(&self, keys: impl Iterator<Item = KeyHash> + Clone) {
         keys.clone().for_each(|key| self.buckets.prefetch(self.home(key)));
@@ -170,7 +171,7 @@ impl TierIndex {
     /// `may_leave` is called under the lock that an [`insert`](Self::insert) takes. So it sees what a thread
     /// wrote before it inserted the block.
     pub fn evict(&self, slot: u32, may_leave: impl FnOnce() -> bool) -> Option<KeyHash> {
-        // Without the lock this may be a mixture of two keys; the search below then fails.
+        // Without the lock this may be halves of two keys. The search below then fails.
         let guess = self.slots.key(slot)?;
         let home = self.home(guess);
         let mut shard = self.shards.get(home.shard)?.write();
@@ -277,7 +278,7 @@ impl TierIndex {
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let fixed = size_of_val(&*self.shards);
-        self.buckets.bytes() + fixed + self.slots.len() * SlotTable::bytes_a_slot()
+        self.buckets.bytes() + fixed + self.slots.len() * SlotBlocks::bytes_a_slot()
     }
 
     fn freed(&self, slot: u32) -> Freed {

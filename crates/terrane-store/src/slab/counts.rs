@@ -1,4 +1,4 @@
-//! Numbers about the requests of the slab files.
+//! Counts of the blocks and requests of the slab files.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! Whether blocks can be read and written, and why not.
+//! The health of the slab files: whether blocks can be read and written, and why not.
 
 use std::sync::{Arc, OnceLock};
 

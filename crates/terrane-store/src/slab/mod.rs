@@ -106,9 +106,9 @@ impl Slabs {
         });
         let registration = queue.registration();
         let worker = Worker::new(queue, Arc::clone(&shared), options);
-        let last = RefuseLast(Arc::clone(&shared));
+        let refuse = RefuseOnExit(Arc::clone(&shared));
         let serve = move || {
-            let _last = last;
+            let _refuse = refuse;
             worker.serve();
         };
         let thread = thread::Builder::new()
@@ -126,8 +126,8 @@ impl Slabs {
         Ok(Self { handle: Arc::new(handle) })
     }
 
-    /// The bytes that the distance between two slots in these folders is a multiple of: the recorded
-    /// alignment, if the options have it.
+    /// The alignment of slots in these folders: the recorded one, if the options have it, or that
+    /// which direct I/O needs.
     ///
     /// # Errors
     ///
@@ -283,9 +283,9 @@ impl Drop for Handle {
 terrane_core::debug_fields!(Slabs, |it| { files: it.handle.shared.files });
 
 /// Ends the requests that the thread did not take, when it ends.
-struct RefuseLast(Arc<Shared>);
+struct RefuseOnExit(Arc<Shared>);
 
-impl Drop for RefuseLast {
+impl Drop for RefuseOnExit {
     fn drop(&mut self) {
         for message in self.0.inbox.abandon() {
             if let Message::Submit(requests) = message {

@@ -1,4 +1,4 @@
-//! Which keys a job writes or moves now: at most one job a key.
+//! The keys that jobs write or copy now. A key has at most one such job.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,7 +12,7 @@ use terrane_core::sync::lock;
 use crate::KeyHash;
 use crate::store::sharded::Sharded;
 
-/// The purpose of a claim.
+/// The copy that a claim is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClaimKind {
     /// A put: no tier has the block yet.
@@ -23,11 +23,12 @@ pub(crate) enum ClaimKind {
     WriteBack,
 }
 
-/// All claims.
+/// All claims of jobs on keys.
 #[derive(Default)]
 pub(crate) struct Claims {
     shards: Sharded<HashMap<KeyHash, Arc<Claim>>>,
     count: AtomicUsize,
+    /// The number of claims so far.
     begun: AtomicUsize,
 }
 
@@ -89,7 +90,7 @@ impl Claims {
         self.begun.load(Ordering::SeqCst)
     }
 
-    /// The job that has the key must not store it.
+    /// Marks the claim on a key as removed, if there is one: its job must not store the block.
     pub(crate) fn remove(&self, key: KeyHash) {
         if let Some(claim) = self.get(key) {
             claim.is_removed.store(true, Ordering::SeqCst);

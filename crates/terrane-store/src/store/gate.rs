@@ -1,4 +1,4 @@
-//! Changes of the store's content pass a gate, which a clear closes while it runs.
+//! The gate that changes of the store's content enter. A clear closes it while it runs.
 
 use std::future::poll_fn;
 use std::sync::{Condvar, Mutex};
@@ -6,8 +6,8 @@ use std::task::{Poll, Waker};
 
 use terrane_core::sync::{lock, unpoisoned};
 
-/// A task that finds the gate closed waits without a thread. A change is short, so a clear waits
-/// briefly for those that are inside.
+/// A task that finds the gate closed waits asynchronously. A clear blocks its thread until the
+/// changes inside have ended, which is short.
 #[derive(Default)]
 pub(crate) struct Gate {
     state: Mutex<GateState>,
@@ -23,7 +23,7 @@ struct GateState {
     waiting: Vec<Waker>,
 }
 
-/// A change that is inside. It must not wait for anything but locks.
+/// A change that is inside. Its task must not await anything meanwhile.
 pub(crate) struct GateEntry<'a> {
     gate: &'a Gate,
     pub(crate) epoch: u64,

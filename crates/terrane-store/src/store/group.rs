@@ -30,7 +30,7 @@ pub(crate) struct GroupInfo {
     known: RwLock<SmallVec<[(EndpointId, EndpointFacts); MOST_KNOWN]>>,
 }
 
-/// More endpoints than an engine has for a group.
+/// A serving engine has fewer endpoints for a group.
 const MOST_KNOWN: usize = 8;
 
 /// The facts about an endpoint that take long to compute.
@@ -96,13 +96,14 @@ impl GroupInfo {
         }
     }
 
-    /// The number of tokens of a block of this length; `None` if the length is none of tokens.
+    /// The number of tokens of a block of this length; `None` if no number of tokens has it.
     pub(crate) fn tokens_of(&self, length: u32) -> Option<u32> {
         let index = self.token_bytes.binary_search(&length).ok()?;
         u32::try_from(index + 1).ok()
     }
 
-    /// The bytes of a block of this geometry with so many tokens; `None` if it has not so many.
+    /// The bytes of a block of this geometry with `tokens` tokens; `None` if it has fewer, or for
+    /// 0.
     pub(crate) fn bytes_of(&self, geometry: &Geometry, tokens: u32) -> Option<u32> {
         let index = to_usize(tokens.into()).checked_sub(1)?;
         if self.token_bytes.is_empty() {
@@ -111,8 +112,8 @@ impl GroupInfo {
         self.token_bytes.get(index).copied()
     }
 
-    /// Whether a copy engine can copy a block of this length between these endpoints, and the tokens
-    /// that it names then.
+    /// The tokens that a transfer of a block of this length names between these endpoints:
+    /// `Some(None)` for a whole block, and `None` if no copy engine can copy it.
     pub(crate) fn transfer_tokens(
         &self,
         (from, to): (&EndpointFacts, &EndpointFacts),
@@ -197,8 +198,8 @@ fn token_bytes(geometry: &Geometry) -> Vec<u32> {
     (1..=most).map(bytes).collect()
 }
 
-/// The host memory of the first `length` bytes of a block in canonical order. `tokens` is their number
-/// of tokens, if they are a number of tokens.
+/// The host memory of the first `length` bytes of a block in canonical order. `tokens` is their
+/// number of tokens, if they are whole tokens.
 pub(crate) fn host_buffers(
     endpoint: &Endpoint,
     block: u32,

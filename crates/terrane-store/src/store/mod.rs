@@ -1,10 +1,18 @@
 //! The store: keyed blocks over tiers of memory and disk.
 //!
+//! # Folders
+//!
+//! `open` builds a store. `job` has jobs and the thread of their tasks. `get`, `put` and `removal`
+//! are the work of jobs, and `copy` their copies. `query` answers without a job. `tier` and
+//! `slot_table` have the memory and the slots. `upkeep` is the sync thread, and `metrics` has the
+//! numbers.
+//!
 //! # Threads
 //!
 //! `terrane-store` runs the tasks of jobs, `terrane-store-io` reads and writes the slab files, and
-//! `terrane-store-sync` makes blocks durable. A job's task runs on the caller's thread until it waits
-//! for the first time. A get that is one transfer has no task (`get/direct.rs`): its end is on the first thread.
+//! `terrane-store-sync` makes blocks durable. A job's task runs on the caller's thread until it
+//! waits for the first time. A get that is one transfer has no task (`get/direct.rs`), and ends on
+//! `terrane-store`.
 //!
 //! # Order of locks
 //!
@@ -15,7 +23,9 @@
 //! 3. the state of a slot table (`slot_table/mod.rs`);
 //! 4. a shard of claims (`claims.rs`), an eviction policy, a shard of an index, the catalog's state.
 //!
-//! Wakers, guards, events and sinks run outside all of them.
+//! The lock of a resize (`StoreCore::resizing`) comes before all of them.
+//!
+//! Wakers, guards and sinks of foreign code are called without a lock.
 
 pub(crate) mod claims;
 pub(crate) mod copy;
@@ -160,7 +170,7 @@ impl Store {
         self.core().group(group).ok().map(|group| ByteCount::new(group.slot_bytes))
     }
 
-    /// Waits until no job runs, or until the deadline.
+    /// Blocks until no job of a caller runs, or until the deadline.
     #[must_use]
     pub fn drain(&self, deadline: Instant) -> Drained {
         let core = self.core();
@@ -169,10 +179,11 @@ impl Store {
         Drained { left, unwritten: 0 }
     }
 
-    /// Refuses further jobs, waits for the running ones and cancels the others, makes the blocks
-    /// durable until the deadline, and joins the threads. If there are blocks to write, half of the time
-    /// is for them. Returns the number of jobs that were cancelled, and of blocks that were not
-    /// written.
+    /// Refuses further jobs, waits for the running ones and cancels those that are left. Then it
+    /// makes the blocks durable until the deadline, and joins the threads. If there are blocks to
+    /// write, half of the time is for them. A request in the device is waited for, so the call may
+    /// end after the deadline. Returns the number of jobs that were cancelled, and of blocks that
+    /// were not written.
     ///
     /// Clones of the store refuse jobs afterwards. A second call does nothing.
     pub fn close(&self, deadline: Instant) -> Drained {

@@ -1,4 +1,4 @@
-//! Values for shards of the keys.
+//! One value, under its own lock, for each shard of the keys.
 
 use std::array;
 use std::sync::{Mutex, MutexGuard};

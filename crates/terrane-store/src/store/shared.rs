@@ -1,4 +1,5 @@
-//! The parts of an open store, which all its jobs share.
+//! The parts of an open store, which all its jobs share, the table of its running jobs, and its
+//! close.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -45,14 +46,14 @@ pub(crate) struct StoreCore {
     pub(crate) disk: Option<DiskParts>,
     /// `None` if there is no memory tier: then nothing is copied between endpoints.
     pub(crate) manager: Option<TransferManager>,
-    /// Whether the manager was given by the caller.
+    /// Whether the caller passed the manager.
     pub(crate) is_given_manager: bool,
     pub(crate) policy: WritePolicy,
     pub(crate) close_within: Duration,
     pub(crate) claims: Arc<Claims>,
     pub(crate) removed_keys: Arc<RemovedKeys>,
-    /// Excludes other changes of a key: the index first, then the record, and no other thread between.
-    /// A query takes no such lock.
+    /// The lock of a key's changes. A thread holds it from the change of the index to the record,
+    /// so that both have one order. A query does not take it.
     pub(crate) order: Sharded<()>,
     pub(crate) gate: Gate,
     pub(crate) executor: Executor,
@@ -77,7 +78,7 @@ pub(crate) struct JobTable {
     state: Mutex<RunningJobs>,
     ended: Condvar,
     next: AtomicU64,
-    /// That of the state, to read without its lock.
+    /// A copy of the state's flag, to read without its lock.
     is_closed: AtomicBool,
 }
 
@@ -89,7 +90,7 @@ struct RunningJobs {
     /// The threads that wait for jobs to end.
     waiting: usize,
     is_closed: bool,
-    /// No job of the store itself begins any more, either.
+    /// Whether jobs of the store itself are refused, too.
     is_ending: bool,
 }
 
@@ -113,6 +114,7 @@ impl JobTable {
         JobId::new(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// Adds a job to the table, unless the store closes.
     pub(crate) fn begin(
         &self,
         control: &Arc<JobControl>,
@@ -131,6 +133,7 @@ impl JobTable {
         Ok(JobPlace { index, origin })
     }
 
+    /// Removes a job from the table, and wakes the threads that wait for jobs to end.
     pub(crate) fn end(&self, place: JobPlace) {
         let mut state = lock(&self.state);
         let ended = state.running.try_remove(place.index);
@@ -143,13 +146,14 @@ impl JobTable {
         drop(ended);
     }
 
-    /// The jobs of callers that run.
+    /// The number of running jobs of callers.
     pub(crate) fn running(&self) -> usize {
         let state = lock(&self.state);
         state.running.len() - state.internal
     }
 
-    /// Waits until no job runs, or until the deadline. Returns the number of jobs that still run.
+    /// Blocks until no job runs, or until the deadline. Returns the number of jobs that still run.
+    /// `with_internal` counts jobs of the store itself, too.
     pub(crate) fn wait(&self, deadline: Option<Instant>, with_internal: bool) -> usize {
         let mut state = lock(&self.state);
         state.waiting += 1;
@@ -174,13 +178,14 @@ impl JobTable {
         running.iter().for_each(|control| control.cancel());
     }
 
-    /// Refuses jobs from now on. Returns whether it did before.
+    /// Refuses jobs of callers from now on. Returns whether it did before.
     pub(crate) fn close(&self) -> bool {
         self.is_closed.store(true, Ordering::Release);
         std::mem::replace(&mut lock(&self.state).is_closed, true)
     }
 
-    pub(crate) fn end_all(&self) {
+    /// Refuses jobs of the store itself, too.
+    pub(crate) fn refuse_internal(&self) {
         lock(&self.state).is_ending = true;
     }
 
@@ -208,7 +213,7 @@ impl StoreCore {
         self.tiers.get(tier.index()).ok_or(StoreError::NoSuchTier { tier, tiers })
     }
 
-    /// The manager, unless the caller gave it.
+    /// The manager, unless the caller passed it.
     pub(crate) fn own_manager(&self) -> Option<&TransferManager> {
         self.manager.as_ref().filter(|_| !self.is_given_manager)
     }
@@ -255,8 +260,8 @@ impl StoreCore {
         }
     }
 
-    /// Forgets the bytes of a key that no tier has. A put adds the name and the block in one step, so
-    /// the caller has the lock of the key's order.
+    /// Forgets the bytes of a key that no tier has. The caller holds the lock of the key's order,
+    /// under which a put adds both the name and the block.
     pub(crate) fn forget_name_in_order(&self, group: u16, key: KeyHash) {
         if self.names.is_empty() {
             return;
@@ -291,7 +296,8 @@ impl StoreCore {
         }
     }
 
-    /// Ends all jobs and threads.
+    /// Ends all jobs and threads. It blocks, except on a thread of the store and in the drop of a
+    /// guard.
     pub(crate) fn close(self: &Arc<Self>, deadline: Instant) -> Drained {
         if !self.owner.is_current() || self.jobs.close() {
             return Drained { left: 0, unwritten: 0 };
@@ -309,7 +315,7 @@ impl StoreCore {
             self.jobs.cancel_all();
         }
         self.write_all_back(deadline);
-        self.jobs.end_all();
+        self.jobs.refuse_internal();
         self.jobs.cancel_all();
         self.maintenance.stop(deadline);
         // A request in the device is waited for: its memory is in use.

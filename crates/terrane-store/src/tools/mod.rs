@@ -194,8 +194,9 @@ pub fn why(
     Ok((found.as_of, block.map(listed)))
 }
 
-/// Reads all blocks of the store `name` and verifies their checksums, at most `rate` bytes a second.
-/// `directories` are those of the disk tier, in their order.
+/// Reads all blocks of the store `name` and verifies their checksums, at most `rate` bytes a
+/// second. Without a rate, or with 0, there is no limit. `directories` are those of the disk tier,
+/// in their order.
 ///
 /// # Errors
 ///

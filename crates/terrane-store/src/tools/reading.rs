@@ -22,13 +22,13 @@ use crate::store::job::result::BlockResult;
 use crate::store::put::commit::not_read;
 
 /// Sends the result of each read.
-struct Reads {
+struct ReadSink {
     /// The memory that the reads fill. It is freed before the receiver learns that all reads have ended.
     _buffers: Arc<Vec<Box<[u8]>>>,
     results: Sender<(usize, Result<SlabDone, SlabFailure>)>,
 }
 
-impl SlabSink for Reads {
+impl SlabSink for ReadSink {
     fn block_ended(&self, index: usize, result: Result<SlabDone, SlabFailure>) {
         // Without a receiver nothing waits for the result.
         let _ = self.results.send((index, result));
@@ -41,8 +41,8 @@ const BLOCKS_AT_ONCE: usize = 16;
 /// The most bytes that are read at once, unless one block has more.
 const BYTES_AT_ONCE: u64 = 64 << 20;
 
-/// The number of blocks from the first on that are read at once.
-fn at_once(blocks: &[ListedBlock]) -> usize {
+/// The number of the first blocks that are read at once.
+fn count_at_once(blocks: &[ListedBlock]) -> usize {
     let mut bytes = 0_u64;
     let fits = |block: &&ListedBlock| {
         bytes = bytes.saturating_add(block.length);
@@ -51,7 +51,8 @@ fn at_once(blocks: &[ListedBlock]) -> usize {
     blocks.iter().take(BLOCKS_AT_ONCE).take_while(fits).count().max(1)
 }
 
-/// Reads all blocks that were found, at most `rate` bytes a second.
+/// Reads all blocks that were found, at most `rate` bytes a second on average. `None` and 0 set no
+/// limit.
 pub(super) fn read_all(
     directories: &[PathBuf],
     name: &str,
@@ -68,9 +69,9 @@ pub(super) fn read_all(
     let mut report = ScrubReport { as_of: found.as_of, ..ScrubReport::default() };
     let mut rest = blocks.as_slice();
     while !rest.is_empty() {
-        let (part, others) = rest.split_at(at_once(rest));
+        let (part, others) = rest.split_at(count_at_once(rest));
         rest = others;
-        for (block, result) in part.iter().zip(read_some(&slabs, part)) {
+        for (block, result) in part.iter().zip(read_blocks(&slabs, part)) {
             report.blocks += 1;
             report.bytes = ByteCount::new(report.bytes.get().saturating_add(block.length));
             let block = || block.clone();
@@ -95,7 +96,7 @@ pub(super) fn read_all(
 }
 
 /// Reads blocks, and returns the result of each.
-fn read_some(slabs: &Slabs, blocks: &[ListedBlock]) -> Vec<Result<SlabDone, SlabFailure>> {
+fn read_blocks(slabs: &Slabs, blocks: &[ListedBlock]) -> Vec<Result<SlabDone, SlabFailure>> {
     let zeros = |block: &ListedBlock| vec![0_u8; to_usize(block.length)].into_boxed_slice();
     let mut memory: Vec<Box<[u8]>> = blocks.iter().map(zeros).collect();
     let buffer = |bytes: &mut Box<[u8]>| {
@@ -106,7 +107,7 @@ fn read_some(slabs: &Slabs, blocks: &[ListedBlock]) -> Vec<Result<SlabDone, Slab
     let buffers: Vec<SlabBuffers> = memory.iter_mut().map(buffer).collect();
     let memory = Arc::new(memory);
     let (sender, ended) = channel();
-    let sink = Arc::new(Reads { _buffers: memory, results: sender });
+    let sink = Arc::new(ReadSink { _buffers: memory, results: sender });
     let request = |(index, (block, buffers)): (usize, (&ListedBlock, SlabBuffers))| SlabRequest {
         memory: None,
         job: JobId::new(0),
@@ -129,7 +130,7 @@ fn read_some(slabs: &Slabs, blocks: &[ListedBlock]) -> Vec<Result<SlabDone, Slab
     }
     // A request without a result was not read.
     let mut results = vec![Err(SlabFailure::Closed); blocks.len()];
-    // It ends when the last request has dropped its sink.
+    // The loop ends when the last request has dropped its sink.
     while let Ok((index, result)) = ended.recv() {
         if let Some(slot) = results.get_mut(index) {
             *slot = result;

@@ -5,7 +5,7 @@ use hashbrown::hash_table::Entry;
 use terrane_core::convert::to_usize;
 
 use super::scan::Scanned;
-use super::slots::Slots;
+use super::slots::LatestOfSlots;
 use crate::disk::live::LiveRecord;
 use crate::key::KeyHash;
 use crate::parallel::fold;
@@ -27,7 +27,7 @@ pub(crate) struct Merged {
 
 /// Takes the latest record of each key, unless it was removed later, its slot has another block, or
 /// the record is older than `first_kept`.
-pub(crate) fn merge(found: Vec<Scanned>, slots: &Slots, first_kept: u64) -> Merged {
+pub(crate) fn merge(found: Vec<Scanned>, slots: &LatestOfSlots, first_kept: u64) -> Merged {
     let threads = (found.len(), "terrane-recovery");
     let parts = gather(found).into_iter();
     let merged = fold(threads, parts, Merged::default, |merged, part| {
@@ -56,7 +56,11 @@ fn gather(found: Vec<Scanned>) -> Vec<Part> {
     parts
 }
 
-fn merge_part(mut part: Part, slots: &Slots, first_kept: u64) -> (Vec<Vec<LiveRecord>>, u64) {
+fn merge_part(
+    mut part: Part,
+    slots: &LatestOfSlots,
+    first_kept: u64,
+) -> (Vec<Vec<LiveRecord>>, u64) {
     part.removes.sort_unstable();
     let puts: Vec<&LiveRecord> = part.puts.iter().flatten().collect();
     let mut is_live = latest_of_each_key(&puts);

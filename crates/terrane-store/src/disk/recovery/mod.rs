@@ -1,7 +1,8 @@
 //! Finds the live blocks: the newest valid checkpoint, and all later journals on top of it.
 //!
 //! Recovery reads no payload. It reads every file once, on several threads, and needs memory in
-//! proportion to the files.
+//! proportion to the files. `source` lists the files, `scan` reads them, `slots` and `merge` choose
+//! the record of each slot and key, and `losses` tells damage from torn writes.
 
 mod losses;
 mod merge;
@@ -20,12 +21,12 @@ use super::record::RECORD;
 use losses::Findings;
 use merge::Merged;
 use scan::{Marks, Scan};
-use slots::Slots;
+use slots::LatestOfSlots;
 use source::Sources;
 
-/// The state of a store.
+/// The state of a store that was found in its files.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct FoundState {
     pub merged: Merged,
     pub torn: u64,
     pub damaged: u64,
@@ -58,14 +59,14 @@ pub(crate) fn read(
     epoch: u64,
     groups: &[GroupSlots],
     reading: Reading,
-) -> Result<State, CatalogError> {
+) -> Result<FoundState, CatalogError> {
     let sources = Sources::read(folder, epoch)?;
     for source in sources.sources.iter().filter(|_| reading.syncs) {
         source.file.sync_data().map_err(|error| folder.failure(&source.name, error))?;
     }
     let checkpoint = sources.checkpoint.map(|checkpoint| checkpoint.first_sequence - 1);
     let records = sources.sources.iter().map(|source| source.records).sum();
-    let slots = Slots::new(groups, checkpoint, records);
+    let slots = LatestOfSlots::new(groups, checkpoint, records);
     let scan = Scan::new(folder, epoch, &sources.sources, &slots, reading.keep_keys);
     let found = scan.run(reading.threads)?;
     let mut marks = vec![Marks::default(); sources.sources.len()];
@@ -89,7 +90,7 @@ pub(crate) fn read(
     let mut merged = merge::merge(found, &slots, losses.first_kept);
     merged.dropped += without_slot;
     let journals = sources.sources.iter().filter(|source| source.kind.is_journal()).count();
-    Ok(State {
+    Ok(FoundState {
         merged,
         torn: losses.torn,
         damaged: sources.damaged + losses.damaged,

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use terrane_core::OsError;
 use terrane_core::convert::{to_u64, to_usize};
 
-use super::slots::Slots;
+use super::slots::LatestOfSlots;
 use super::source::{Kind, Source};
 use crate::disk::error::CatalogError;
 use crate::disk::folder::Folder;
 use crate::disk::live::LiveRecord;
 use crate::disk::record::{
-    Content, GROUP, KEY_HEAD, Mark, PutFields, RECORD, RecordBytes, Stamp, are_whole, decode,
+    BATCH, Content, KEY_HEAD, Mark, PutFields, RECORD, RecordBytes, Stamp, are_whole, decode,
     decode_whole, key_head, key_part, key_parts,
 };
 use crate::key::KeyHash;
@@ -27,7 +27,7 @@ const PART: u64 = 8192;
 /// The most parts.
 const MOST_PARTS: u64 = 1024;
 
-/// A row of records that are not valid.
+/// Consecutive records that are not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gap {
     /// The file, by its index.
@@ -65,19 +65,19 @@ pub(crate) struct Scanned {
     pub removes: Vec<Vec<(KeyHash, u64)>>,
     /// The marks of each file.
     pub marks: Vec<Marks>,
-    /// Rows of invalid records, in any order.
+    /// Runs of invalid records, in any order.
     pub gaps: Vec<Gap>,
     /// Blocks whose slots do not exist.
     pub without_slot: u64,
 }
 
-/// All that the threads share.
+/// The values that the threads of a scan share.
 #[derive(Debug)]
 pub(crate) struct Scan<'a> {
     folder: &'a Folder,
     pub epoch: u64,
     pub sources: &'a [Source],
-    pub slots: &'a Slots,
+    pub slots: &'a LatestOfSlots,
     pub keep_keys: bool,
     parts: usize,
     chunks: Vec<(usize, u64)>,
@@ -90,15 +90,15 @@ impl<'a> Scan<'a> {
         folder: &'a Folder,
         epoch: u64,
         sources: &'a [Source],
-        slots: &'a Slots,
+        slots: &'a LatestOfSlots,
         keep_keys: bool,
     ) -> Self {
         let total: u64 = sources.iter().map(|source| source.records).sum();
         let parts = to_usize((total / PART).clamp(1, MOST_PARTS).next_power_of_two());
-        let of = |(index, source): (usize, &Source)| {
+        let chunks_of = |(index, source): (usize, &Source)| {
             (0..source.records.div_ceil(CHUNK)).map(move |chunk| (index, chunk * CHUNK))
         };
-        let chunks = sources.iter().enumerate().flat_map(of).collect();
+        let chunks = sources.iter().enumerate().flat_map(chunks_of).collect();
         let (next, has_failed) = (AtomicUsize::new(0), AtomicBool::new(false));
         Self { folder, epoch, sources, slots, keep_keys, parts, chunks, next, has_failed }
     }
@@ -147,14 +147,14 @@ impl Worker<'_, '_> {
     fn read(&mut self, source: &Source, index: usize, start: u64) -> Result<(), OsError> {
         let wanted = CHUNK.min(source.records - start);
         let mut bytes = std::mem::take(&mut self.bytes);
-        let room = bytes.get_mut(..to_usize(wanted) * RECORD).unwrap_or_default();
-        let read = source.file.read_at(room, source.offset + start * to_u64(RECORD))?;
+        let chunk = bytes.get_mut(..to_usize(wanted) * RECORD).unwrap_or_default();
+        let read = source.file.read_at(chunk, source.offset + start * to_u64(RECORD))?;
         let (records, _) = bytes.get(..read).unwrap_or_default().as_chunks::<RECORD>();
         let mut is_whole = false;
         for (at, record) in records.iter().enumerate() {
-            if at % GROUP == 0 {
-                let group = records.get(at..).and_then(|rest| rest.first_chunk());
-                is_whole = group.is_some_and(are_whole);
+            if at % BATCH == 0 {
+                let batch = records.get(at..).and_then(|rest| rest.first_chunk());
+                is_whole = batch.is_some_and(are_whole);
             }
             let position = start + to_u64(at);
             let decoded = if is_whole { decode_whole(record) } else { decode(record) };
@@ -189,7 +189,7 @@ impl Worker<'_, '_> {
         Ok(())
     }
 
-    /// A decoded record that is valid where it stands, with its number.
+    /// The number and content of a decoded record, if the record belongs at this position.
     fn content(
         &self,
         source: &Source,

@@ -1,4 +1,4 @@
-//! Which record has each slot: the one with the highest sequence number.
+//! The latest record of each slot: the one with the highest sequence number.
 
 use std::collections::HashMap;
 use std::iter;
@@ -10,50 +10,50 @@ use terrane_core::sync::lock;
 
 use crate::disk::namespace::GroupSlots;
 
-/// The slots of a page. Pages are allocated when a record names one of their slots.
+/// The slots of a page of the table. A page is allocated when a record names one of its slots.
 const PAGE: usize = 4096;
 
-/// A table has at most so many slots for each record, so that its memory is bounded by the files: 512 bytes
-/// for a record of 128.
+/// A table has at most this many slots for each record, so that the files bound its memory: 512
+/// bytes for a record of 128.
 const SLOTS_OF_A_RECORD: u64 = 64;
 
-/// The slots of a table that is always small enough.
-const FEW: u64 = 1 << 16;
+/// A table of this many slots is small enough for any number of records.
+const FEW_SLOTS: u64 = 1 << 16;
 
-/// The maps that threads lock one by one.
+/// The number of maps, each with a lock of its own.
 const MAPS: usize = 64;
 
-/// A slot whose owner was found.
+/// The number of a slot that a record has claimed.
 const CLAIMED: u64 = u64::MAX;
 
 type Page = Box<[AtomicU64]>;
 
 /// The latest record of each slot.
 #[derive(Debug)]
-pub(crate) struct Slots {
-    /// The number that all records of the checkpoint have.
+pub(crate) struct LatestOfSlots {
+    /// The sequence number that all records of the checkpoint have.
     checkpoint: Option<u64>,
     groups: Vec<GroupSlots>,
     numbers: Numbers,
-    /// Whether several records name one slot. Until a tier is full none do, and the numbers of the
-    /// slots, which are not in the cache, are not read again.
+    /// Whether several records name one slot. While a tier was never full, none do. The numbers of
+    /// the slots, which are not in the cache, are then not read again.
     is_any_repeated: AtomicBool,
 }
 
-/// A number for each slot; 0 at first.
+/// The sequence number of each slot's latest record, plus one; 0 without a record.
 #[derive(Debug)]
 enum Numbers {
-    /// For as many slots as the records justify: no lock.
+    /// For few slots in proportion to the records. It takes no lock.
     Table(Vec<Vec<OnceLock<Page>>>),
     /// For far more slots than records: an entry for each slot that a record names.
     Maps(Vec<Mutex<HashMap<(u16, u32), u64>>>),
 }
 
 impl Numbers {
-    /// Numbers for the slots of groups that so many records may name.
+    /// Numbers for the slots of groups, for this many records.
     fn new(groups: &[GroupSlots], records: u64) -> Self {
         let slots: u64 = groups.iter().map(|group| u64::from(group.slots)).sum();
-        if slots > records.saturating_mul(SLOTS_OF_A_RECORD).max(FEW) {
+        if slots > records.saturating_mul(SLOTS_OF_A_RECORD).max(FEW_SLOTS) {
             return Self::Maps(iter::repeat_with(Mutex::default).take(MAPS).collect());
         }
         let pages = groups.iter().map(|group| {
@@ -63,8 +63,8 @@ impl Numbers {
         Self::Table(pages.collect())
     }
 
-    /// Replaces the number of an existing slot by what `next` makes of it, if anything. Returns the number
-    /// before.
+    /// Replaces the number of an existing slot by that which `next` returns, if any. Returns the
+    /// number before.
     #[inline]
     fn update(&self, group: u16, slot: u32, next: impl Fn(u64) -> Option<u64>) -> u64 {
         match self {
@@ -93,8 +93,8 @@ fn number(pages: &[Vec<OnceLock<Page>>], group: u16, slot: u32) -> Option<&Atomi
     page.get_or_init(|| iter::repeat_with(AtomicU64::default).take(PAGE).collect()).get(slot % PAGE)
 }
 
-impl Slots {
-    /// The slots of groups, for so many records.
+impl LatestOfSlots {
+    /// No records yet. `records` is the most that will be noted.
     pub(crate) fn new(groups: &[GroupSlots], checkpoint: Option<u64>, records: u64) -> Self {
         let numbers = Numbers::new(groups, records);
         let groups = groups.to_vec();
@@ -109,7 +109,7 @@ impl Slots {
 
     /// Notes that record `sequence` put a block into an existing slot.
     ///
-    /// Sequence numbers start at 0, for checkpoints, so that they are stored plus one.
+    /// The number 0 is that of a possible checkpoint, so numbers are stored plus one.
     pub(crate) fn note(&self, group: u16, slot: u32, sequence: u64) {
         let later = |before| (before < sequence + 1).then_some(sequence + 1);
         if self.numbers.update(group, slot, later) != 0
@@ -147,7 +147,7 @@ mod tests {
         GroupSlots { slot_bytes: 4096, slots, fingerprint: [0; 16] }
     }
 
-    fn entries(slots: &Slots) -> usize {
+    fn entries(slots: &LatestOfSlots) -> usize {
         match &slots.numbers {
             Numbers::Table(groups) => {
                 let pages = groups.iter().flatten().filter(|page| page.get().is_some());
@@ -161,11 +161,11 @@ mod tests {
     fn a_table_and_maps_find_the_same_owners() {
         let groups = [group(10_000), group(u32::MAX)];
         let [small, large] = [10_000, u32::MAX].map(|slots| vec![group(slots); 2]);
-        let table = Slots::new(&small, Some(0), 1000);
-        let maps = Slots::new(&large, Some(0), 1000);
+        let table = LatestOfSlots::new(&small, Some(0), 1000);
+        let maps = LatestOfSlots::new(&large, Some(0), 1000);
         assert!(matches!(table.numbers, Numbers::Table(_)));
         assert!(matches!(maps.numbers, Numbers::Maps(_)));
-        assert!(matches!(Slots::new(&groups, None, 1 << 27).numbers, Numbers::Table(_)));
+        assert!(matches!(LatestOfSlots::new(&groups, None, 1 << 27).numbers, Numbers::Table(_)));
         for slots in [&table, &maps] {
             assert!(slots.has(1, 9_999, 4096) && !slots.has(2, 0, 1) && !slots.has(0, 0, 4097));
             for (slot, sequence) in [(0, 0), (0, 0), (9_999, 5), (7, 3), (7, 9), (7, 4)] {
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn records_in_distant_slots_take_memory_by_their_number() {
-        let slots = Slots::new(&[group(u32::MAX)], None, 1000);
+        let slots = LatestOfSlots::new(&[group(u32::MAX)], None, 1000);
         (0..1000).for_each(|number| slots.note(0, number * 4_000_000, number.into()));
         assert_eq!(entries(&slots), 1000);
         assert!((0..1000).all(|number| slots.is_latest(0, number * 4_000_000, number.into())));

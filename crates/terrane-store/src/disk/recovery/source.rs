@@ -140,7 +140,7 @@ impl Sources {
         let (file, length) = open(folder, &name)?;
         let records = length / to_u64(RECORD);
         let looked = look(file.as_ref(), records).map_err(|error| folder.failure(&name, error))?;
-        // Without a valid record the journal stands behind the one before it.
+        // A journal without a valid record is taken to follow the one before it.
         let (sequence, found) = looked.unwrap_or((self.next_sequence, epoch));
         let is_misplaced = sequence < self.next_sequence;
         if is_misplaced {

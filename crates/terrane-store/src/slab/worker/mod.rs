@@ -1,4 +1,5 @@
-//! The I/O thread.
+//! The I/O thread: its loop here, a block in progress (`block`), and the requests for parts of
+//! blocks (`parts`).
 
 mod block;
 mod parts;
@@ -90,7 +91,7 @@ impl Worker {
         let mut completions = Vec::new();
         while self.accept() {
             self.expire();
-            // The device gets new requests before time goes into callers and sums.
+            // The device gets new requests before sinks are called and checksums computed.
             self.fill_queue();
             self.deliver();
             self.compute_sum();
@@ -217,21 +218,21 @@ impl Worker {
         }
     }
 
-    /// Lets a block fail. Its requests in flight end first.
+    /// Sets the failure of a block. The block ends when its requests in flight have ended.
     fn fail(&mut self, key: usize, failure: SlabFailure) {
         let Some(block) = self.blocks.get_mut(key) else { return };
         if block.failure.is_none() {
-            let has_turn = block.has_parts_left();
+            let is_waiting = block.has_parts_left();
             block.failure = Some(failure);
-            if has_turn {
-                self.leave_turn(key);
+            if is_waiting {
+                self.stop_waiting(key);
             }
         }
         self.end_if_done(key);
     }
 
     /// Takes a block from the waiting ones.
-    fn leave_turn(&mut self, key: usize) {
+    fn stop_waiting(&mut self, key: usize) {
         let Some(block) = self.blocks.get(key) else { return };
         self.waiting.remove(block.turn, key);
         if !block.is_write() {
@@ -275,7 +276,7 @@ impl Worker {
         [deadline, urgent, closing.map(|closing| closing.deadline)].into_iter().flatten().min()
     }
 
-    /// The kernel refuses to be entered: what waits, and every later request, is refused.
+    /// Refuses all waiting and later requests, because the queue no longer works.
     pub(super) fn turn_off(&mut self, error: StorageError) {
         tracing::error!(%error, "the I/O queue of the slab files failed");
         self.shared.health.turn_off(StoreError::Storage(error));

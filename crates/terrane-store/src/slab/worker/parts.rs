@@ -148,7 +148,7 @@ impl Worker {
         }
         self.parts.insert(Part { block: key, cut, bounce, begin, end: end.position });
         if is_last {
-            self.leave_turn(key);
+            self.stop_waiting(key);
         }
         Ok(())
     }

@@ -11,26 +11,27 @@ use crate::store::job::control::JobControl;
 use crate::store::job::executor::yield_now;
 use crate::store::job::result::BlockResult;
 
-/// At most so many bytes are copied at once on the thread of a caller, or on the store's own thread. It takes
-/// 20 microseconds or less.
-pub(crate) const MOST_AT_ONCE: u64 = 256 << 10;
+/// The most bytes that are copied at once on the thread of a caller or of the store: 20
+/// microseconds or less.
+pub(crate) const COPY_BYTES_AT_ONCE: u64 = 256 << 10;
 
-/// The copies of a task. Other tasks run after each [`MOST_AT_ONCE`] bytes of them.
-pub(crate) struct Turns<'a> {
+/// Copies that the task of a job does itself. It yields to other tasks after each
+/// [`COPY_BYTES_AT_ONCE`] bytes.
+pub(crate) struct YieldingCopies<'a> {
     control: &'a JobControl,
-    /// The bytes until other tasks run.
+    /// The bytes to copy before the next yield.
     left: u64,
-    /// The result of the blocks that are not copied, because the job was stopped.
+    /// Set once the job was found stopped: the result of all later blocks.
     stopped: Option<BlockResult>,
 }
 
-impl<'a> Turns<'a> {
+impl<'a> YieldingCopies<'a> {
     pub(crate) const fn new(control: &'a JobControl) -> Self {
-        Self { control, left: MOST_AT_ONCE, stopped: None }
+        Self { control, left: COPY_BYTES_AT_ONCE, stopped: None }
     }
 
-    /// Copies the bytes of `from` to `to`, until one of the two ends. Fails if the job is stopped before; then
-    /// `to` may have been written in part.
+    /// Copies the bytes of `from` to `to`, until one of them has no more. Fails if the job is
+    /// stopped before the end. `to` may then be written in part.
     ///
     /// # Safety
     ///
@@ -44,7 +45,7 @@ impl<'a> Turns<'a> {
         let mut ends = CopyEnds::new(from, to);
         while !ends.is_done() {
             if self.left == 0 {
-                self.end().await?;
+                self.yield_to_tasks().await?;
             }
             // SAFETY: the caller keeps the contract of the call.
             self.left -= unsafe { ends.copy(self.left) };
@@ -52,8 +53,8 @@ impl<'a> Turns<'a> {
         Ok(())
     }
 
-    /// Lets other tasks run. Fails if the job is stopped, then or before.
-    async fn end(&mut self) -> Result<(), BlockResult> {
+    /// Lets other tasks run. Fails if the job is stopped by then.
+    async fn yield_to_tasks(&mut self) -> Result<(), BlockResult> {
         if self.stopped.is_none() {
             yield_now().await;
             self.stopped = self.control.stopped();
@@ -61,12 +62,12 @@ impl<'a> Turns<'a> {
         if let Some(stopped) = &self.stopped {
             return Err(stopped.clone());
         }
-        self.left = MOST_AT_ONCE;
+        self.left = COPY_BYTES_AT_ONCE;
         Ok(())
     }
 }
 
-/// Copies the bytes of `from` to `to`, until one of the two ends.
+/// Copies the bytes of `from` to `to`, until one of them has no more.
 ///
 /// # Safety
 ///
@@ -81,7 +82,7 @@ pub(crate) unsafe fn copy(from: &[IoBuffer], to: &[IoBuffer]) {
     }
 }
 
-/// The rest of the two ends of a copy.
+/// The bytes of a copy that are left, at both ends.
 struct CopyEnds<'a> {
     sources: Copied<Iter<'a, IoBuffer>>,
     destinations: Copied<Iter<'a, IoBuffer>>,
@@ -100,7 +101,7 @@ impl<'a> CopyEnds<'a> {
         self.source.is_none() || self.destination.is_none()
     }
 
-    /// Copies the next bytes: at most so many, of one span to one span. Returns their number.
+    /// Copies the next bytes, at most `most`, from one span to one span. Returns their number.
     ///
     /// # Safety
     ///
@@ -109,8 +110,8 @@ impl<'a> CopyEnds<'a> {
     unsafe fn copy(&mut self, most: u64) -> u64 {
         let (Some(read), Some(write)) = (self.source, self.destination) else { return 0 };
         let bytes = read.length.min(write.length).min(ByteCount::new(most));
-        // SAFETY: both are valid for so many bytes, as the caller promises. An overlap of the
-        // two is no error for this call.
+        // SAFETY: both are valid for so many bytes, as the caller promises. `ptr::copy` allows an
+        // overlap.
         unsafe { ptr::copy(read.address.as_ptr(), write.address.as_ptr(), bytes.to_usize()) };
         self.source = rest(read, bytes).or_else(|| self.sources.next());
         self.destination = rest(write, bytes).or_else(|| self.destinations.next());
@@ -145,7 +146,7 @@ mod tests {
     use crate::store::shared::JobOrigin;
     use crate::store::{Store, get, put};
 
-    /// Two turns long.
+    /// The task yields twice in it.
     const BLOCK: usize = 512 << 10;
     const KEYS: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -205,14 +206,14 @@ mod tests {
     }
 
     #[test]
-    fn other_tasks_run_after_each_turn_of_a_large_put_and_get() {
+    fn a_large_put_and_get_yield_to_other_tasks() {
         let store = store();
         let (mut source, mut destination) = (vec![7; 4 * BLOCK], vec![0; 4 * BLOCK]);
         for (memory, usage) in
             [(&mut source, PayloadUse::Source), (&mut destination, PayloadUse::Destination)]
         {
             let (polls, results) = run(&store, (memory, usage), usize::MAX);
-            // The task moves to the store's thread, and copies eight turns.
+            // The task moves to the store's thread, and copies eight times 256 KiB.
             assert_eq!((polls, results.iter().all(BlockResult::is_ok)), (9, true), "{results:?}");
         }
         assert!(source == destination);
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_is_cancelled_between_turns_keeps_the_blocks_that_are_done() {
+    fn a_job_that_is_cancelled_at_a_yield_keeps_the_blocks_that_are_done() {
         use BlockResult::{Cancelled, Done};
         for polls in [3, 4] {
             let store = store();

@@ -1,4 +1,4 @@
-//! Copies between endpoints, for the tasks of jobs.
+//! Copies between endpoints by copy engines.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) struct BlockCopy<K> {
     pub(crate) keeps: K,
 }
 
-/// Blocks that one transfer copies: those of one tier, with equally many tokens.
+/// Blocks that one transfer copies. They are in one tier and have equally many tokens.
 pub(crate) struct BlockCopies<K> {
     /// The tier of the blocks.
     pub(crate) tier: TierId,
@@ -36,7 +36,7 @@ pub(crate) struct BlockCopies<K> {
     keeps: SmallVec<[K; 1]>,
 }
 
-/// The blocks of a job by transfer: often one.
+/// The blocks of a job, grouped by transfer. Often there is one.
 pub(crate) struct CopyList<K>(SmallVec<[BlockCopies<K>; 1]>);
 
 impl<K> CopyList<K> {
@@ -97,13 +97,13 @@ pub(crate) struct StartedCopy<K> {
 
 enum CopyState<K> {
     Ended(Result<(), BlockResult>),
-    /// Its end releases what the blocks keep, once it is awaited.
+    /// Its `keeps` drop when the task awaits it.
     Running(CopyEnd<K>),
-    /// A task awaits its end.
+    /// Another task awaits it, so that its `keeps` drop at once.
     Watched(Arc<OneShot<Result<(), BlockResult>>>),
 }
 
-/// The end of a copy, which owns what has to live until then.
+/// A copy in flight, which owns the values that have to live until its end.
 type CopyEnd<K> = CompletionFuture<(SmallVec<[K; 1]>, GuardCell)>;
 
 impl JobTask {
@@ -165,8 +165,8 @@ impl<K> StartedCopy<K> {
         Self { tier, indices: smallvec![index], state: CopyState::Ended(result) }
     }
 
-    /// Lets a task of its own await the end, so that what the blocks keep is released at once: this
-    /// job waits for slots before it looks at the copy again.
+    /// Spawns a task that awaits the end and drops the `keeps` then. This job waits for slots
+    /// meanwhile, which their pins may occupy.
     pub(crate) fn watched(mut self, executor: &Executor) -> Self
     where
         K: Send + 'static,
@@ -183,7 +183,7 @@ impl<K> StartedCopy<K> {
         self
     }
 
-    /// Waits for the end. It is called once.
+    /// Waits for the end. It is called once: a second call may not return.
     pub(crate) async fn end(&mut self) -> Result<(), BlockResult> {
         match &mut self.state {
             CopyState::Ended(result) => result.clone(),
@@ -193,6 +193,7 @@ impl<K> StartedCopy<K> {
     }
 }
 
+/// The result of a block whose transfer failed.
 pub(crate) fn failed(error: TransferError) -> BlockResult {
     match error {
         TransferError::DeadlineExceeded { .. } => BlockResult::TimedOut,

@@ -24,8 +24,9 @@ struct ArrivalsState {
     /// The owner of the memory and the slots of the requests. The requests keep it through their sink,
     /// even if the task is dropped by a panic.
     ///
-    /// It drops before the task gets the last result. So the I/O thread never frees memory of a caller
-    /// after the end of the job, as it would wait for the GIL if the memory is Python's.
+    /// It drops before the task gets the last result. So the I/O thread never frees memory of a
+    /// caller after the end of the job. If the memory is Python's, that thread would wait for the
+    /// GIL.
     keeps: Option<Arc<dyn Any + Send + Sync>>,
     arrived: Vec<Arrived>,
     task: Option<Waker>,

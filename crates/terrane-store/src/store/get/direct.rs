@@ -11,7 +11,7 @@ use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
 use terrane_transfer::{EndSink, Hold, Report, TransferError};
 
-use crate::store::copy::copies::{self, MOST_AT_ONCE};
+use crate::store::copy::copies::{self, COPY_BYTES_AT_ONCE};
 use crate::store::copy::transfers::{failed, transfer};
 use crate::store::get::plan::count_use;
 use crate::store::job::Job;
@@ -26,15 +26,15 @@ use crate::store::slot_table::PinnedSlot;
 /// In jobs of more blocks, a task is a small part of the work.
 const MOST_BLOCKS: usize = 8;
 
-/// The blocks of a get, all in one tier of memory, which is their fastest.
+/// The pinned blocks of a get. For all of them, the fastest tier is this memory tier.
 pub(crate) struct DirectGet {
     tier: TierId,
     tokens: Option<u32>,
     pins: SmallVec<[PinnedSlot; 1]>,
 }
 
-/// A copy of few bytes between host memory and host memory, for the store's thread: a copy engine would
-/// wake another thread, which wakes the store's.
+/// A copy of few bytes within host memory, on the store's thread. A copy engine would wake a thread
+/// of its own, which wakes the store's.
 struct ShortCopy {
     // They drop in this order, also after a panic: the blocks and their endpoint are free before the
     // outcome is published.
@@ -43,13 +43,13 @@ struct ShortCopy {
     end: DirectEnd,
 }
 
-/// Receives the end of such a get's transfer.
+/// Receives the end of the transfer of a [`DirectGet`].
 struct DirectSink {
     /// `None` once the end has come.
     end: Mutex<Option<DirectEnd>>,
 }
 
-/// The values that the end of such a get needs.
+/// The values that the end of a [`DirectGet`] needs.
 struct DirectEnd {
     pins: SmallVec<[PinnedSlot; 1]>,
     /// The caller's guard.
@@ -58,7 +58,7 @@ struct DirectEnd {
     parts: Option<EndParts>,
 }
 
-/// Pins the blocks of a get if one copy has all of them. Otherwise they are unpinned again.
+/// Pins the blocks of a get if one transfer can copy all of them. Otherwise none stays pinned.
 pub(crate) fn find(
     core: &StoreCore,
     options: &JobOptions,
@@ -115,7 +115,8 @@ impl DirectGet {
             drop(end);
             return Job { control };
         };
-        let is_short = memory.facts.is_host && destination.is_host() && end.bytes() <= MOST_AT_ONCE;
+        let is_short =
+            memory.facts.is_host && destination.is_host() && end.bytes() <= COPY_BYTES_AT_ONCE;
         if is_short
             && core.executor.has_empty_queue()
             && let Ok(hold) = to.hold_for_write(destination.blocks())

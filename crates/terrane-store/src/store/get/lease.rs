@@ -6,7 +6,7 @@ use std::task::Wake;
 use terrane_core::OwnerProcess;
 use terrane_core::sync::lock;
 
-use crate::store::job::executor::Timed;
+use crate::store::job::executor::Timer;
 use crate::store::query::presence::Presence;
 use crate::store::slot_table::LeasedSlot;
 
@@ -18,7 +18,7 @@ use crate::store::slot_table::LeasedSlot;
 pub struct Lease {
     pub(crate) presence: Vec<Presence>,
     pub(crate) pins: Arc<LeasePins>,
-    pub(crate) _timer: Option<Timed>,
+    pub(crate) _timer: Option<Timer>,
 }
 
 /// The pins of a lease, which the timer and the lease share.

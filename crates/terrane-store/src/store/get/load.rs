@@ -16,8 +16,8 @@ use crate::store::query::presence::TierId;
 use crate::store::slot_table::{PinnedSlot, TakenSlots};
 use crate::store::tier::{Tier, TierBlocks};
 
-/// The most blocks whose slots are taken together.
-const MOST_AT_ONCE: usize = 64;
+/// The most blocks that are loaded together.
+const BLOCKS_AT_ONCE: usize = 64;
 
 /// How often a promotion to a device tier begins again, because the block left the host tier between
 /// the two hops.
@@ -25,8 +25,8 @@ const MOST_ROUNDS: usize = 4;
 
 /// Copies blocks from other tiers into one.
 ///
-/// It holds no pins and no claims while it waits for slots. So tiers that wait for each other's slots
-/// go on, and so do write-backs, which wait for claims.
+/// It holds no pins and no claims while it waits for slots. So two tiers that wait for each other's
+/// slots do not block each other, and a write-back does not wait for a claim here.
 pub(crate) struct Load<'a> {
     task: &'a JobTask,
     to: TierId,
@@ -44,7 +44,7 @@ struct OwnLoad {
     claim: HeldClaim,
 }
 
-/// A block on its way.
+/// A block that is being copied into the tier.
 struct Moving {
     own: OwnLoad,
     /// Its slot in the tier.
@@ -105,7 +105,7 @@ impl<'a> Load<'a> {
     ) {
         let (task, core) = (self.task, &self.task.core);
         let Some(table) = tier.table(task.group) else { return absent.clear() };
-        let taken = table.take_part(absent.len().min(MOST_AT_ONCE), &task.control).await;
+        let taken = table.take_part(absent.len().min(BLOCKS_AT_ONCE), &task.control).await;
         // The head of a prefix comes last, so that its tail is evicted first.
         let count = taken.as_ref().map_or(1, TakenSlots::len);
         let part = absent.split_off(absent.len().saturating_sub(count));

@@ -1,4 +1,8 @@
-//! Gets.
+//! Gets, and copies into faster tiers.
+//!
+//! A get of few blocks in memory is one transfer without a task (`direct`). Other gets plan a way
+//! for each block (`plan`) and follow it here. Promotions and relayed gets load blocks into a tier
+//! (`load`). `arrivals` has the results of disk requests, and `lease` the pins of a caller.
 
 pub(crate) mod arrivals;
 pub(crate) mod direct;
@@ -14,7 +18,7 @@ use terrane_transfer::Hold;
 use crate::error::StoreError;
 use crate::slab::SlabDirection;
 use crate::store::claims::Claim;
-use crate::store::copy::copies::{self, MOST_AT_ONCE, Turns};
+use crate::store::copy::copies::{self, COPY_BYTES_AT_ONCE, YieldingCopies};
 use crate::store::copy::transfers::{BlockCopy, CopyList, StartedCopy};
 use crate::store::get::arrivals::{Arrivals, SharedHold};
 use crate::store::get::load::Load;
@@ -31,15 +35,19 @@ use crate::store::tier::count;
 struct Started {
     copies: StartedCopies,
     reading: Option<Box<Reading>>,
-    /// From host memory into the destination: too much for the caller's thread.
+    /// From host memory into the destination on the store's thread: too many bytes for the
+    /// caller's.
     on_thread: Vec<(usize, PinnedSlot)>,
+    /// By way of the host tier.
     relayed: Vec<usize>,
+    /// Keys that other jobs write.
     waits: Vec<(usize, Arc<Claim>)>,
 }
 
 /// Copies in flight.
 type StartedCopies = SmallVec<[StartedCopy<PinnedSlot>; 1]>;
 
+/// A get whose task runs.
 pub(super) struct Get<'a> {
     pub(super) task: &'a JobTask,
     pub(super) keys: &'a Keys,
@@ -47,6 +55,7 @@ pub(super) struct Get<'a> {
     results: SmallVec<[Option<BlockResult>; 1]>,
 }
 
+/// Reads the blocks of a get, and returns the result of each.
 pub(crate) async fn run(
     task: &JobTask,
     keys: &Keys,
@@ -60,7 +69,7 @@ pub(crate) async fn run(
             pending.iter().for_each(|&index| get.set(index, stopped.clone()));
             break;
         }
-        // The future has room for what it waits for, and not for the plan: it stays small.
+        // The plan lives in `start` only, so that this future stays small.
         let mut started = get.start(&pending);
         pending.clear();
         if started.has_more() {
@@ -72,7 +81,7 @@ pub(crate) async fn run(
 }
 
 impl Started {
-    /// Whether there is more than copies.
+    /// Whether the task waits for more than copies.
     fn has_more(&self) -> bool {
         self.reading.is_some()
             || !self.on_thread.is_empty()
@@ -103,24 +112,24 @@ impl Get<'_> {
         let reading = self.submit(from_disk).map(Box::new);
         let bytes: u64 = on_thread.iter().map(|(_, pin)| u64::from(pin.block.length)).sum();
         let mut started = Started { copies, reading, on_thread, relayed, waits };
-        if (1..=MOST_AT_ONCE).contains(&bytes) {
+        if (1..=COPY_BYTES_AT_ONCE).contains(&bytes) {
             self.copy_out(std::mem::take(&mut started.on_thread));
         }
         started
     }
 
-    /// Finishes what copy engines do not. Adds the keys that other jobs have written to `pending`.
+    /// Finishes all parts but the copies. Adds the keys that other jobs have written to `pending`.
     async fn finish_more(&mut self, started: &mut Started, pending: &mut SmallVec<[usize; 4]>) {
         let task = self.task;
         if !started.on_thread.is_empty() {
             yield_now().await;
-            self.copy_out_in_turns(std::mem::take(&mut started.on_thread)).await;
+            self.copy_out_yielding(std::mem::take(&mut started.on_thread)).await;
         }
         if let Some(reading) = started.reading.take() {
             self.read(*reading).await;
         }
         if !started.relayed.is_empty() {
-            // It waits for slots, and pins nothing meanwhile: the other blocks leave when they can.
+            // The relay waits for slots. So the pins of the other copies drop as soon as those end.
             let executor = &task.core.executor;
             let copies = std::mem::take(&mut started.copies).into_iter();
             started.copies = copies.map(|copy| copy.watched(executor)).collect();
@@ -175,16 +184,16 @@ impl Get<'_> {
         }
     }
 
-    /// Copies blocks from host memory on this thread, and lets other tasks run meanwhile.
-    async fn copy_out_in_turns(&mut self, blocks: Vec<(usize, PinnedSlot)>) {
+    /// Copies blocks from host memory on this thread, and yields to other tasks.
+    async fn copy_out_yielding(&mut self, blocks: Vec<(usize, PinnedSlot)>) {
         let Some(_hold) = self.hold_destination(&blocks) else { return };
-        let mut turns = Turns::new(&self.task.control);
+        let mut yielding = YieldingCopies::new(&self.task.control);
         for (index, pin) in blocks {
             let Some(from) = self.task.core.host_memory(&pin) else { continue };
             let to = self.destination.buffers(index);
             // SAFETY: as above, also while other tasks run.
             #[expect(unsafe_code, reason = "the memory is named by addresses")]
-            let copied = unsafe { turns.copy(&from, &to).await };
+            let copied = unsafe { yielding.copy(&from, &to).await };
             match copied {
                 Ok(()) => self.got(index, &pin),
                 Err(stopped) => self.set(index, stopped),
@@ -257,6 +266,7 @@ impl Get<'_> {
         }
     }
 
+    /// Begins to read blocks from disk into the destination. `None` if there are none.
     fn submit(&mut self, blocks: Vec<(usize, PinnedSlot)>) -> Option<Reading> {
         let (task, core) = (self.task, &self.task.core);
         if blocks.is_empty() {
@@ -291,6 +301,7 @@ impl Get<'_> {
         Some(Reading { indices, pins, arrivals, hold })
     }
 
+    /// Waits for all reads, and sets their results.
     async fn read(&mut self, reading: Reading) {
         let core = &self.task.core;
         let mut left = reading.indices.len();

@@ -1,4 +1,4 @@
-//! The blocks of a get: where each is, and the way that it takes.
+//! The plan of a get: the place of each block, and the way by which it reaches the destination.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use crate::store::shared::StoreCore;
 use crate::store::slot_table::PinnedSlot;
 use crate::store::tier::count;
 
-/// Where a block is.
+/// The place of a block.
 enum Located {
     Pinned(PinnedSlot),
-    /// A put writes it.
+    /// No tier has it, and a job with this claim writes it.
     Writing(Arc<Claim>),
     Absent,
 }
@@ -35,8 +35,9 @@ pub(super) struct Plan {
     pub(super) by_engine: CopyList<PinnedSlot>,
     /// By way of the host tier.
     pub(super) relayed: Vec<usize>,
+    /// Keys that other jobs write.
     pub(super) waits: Vec<(usize, Arc<Claim>)>,
-    /// The keys that each tier has.
+    /// The number of keys that were found in each tier.
     hits: SmallVec<[u64; 4]>,
 }
 
@@ -147,10 +148,10 @@ impl Get<'_> {
     }
 }
 
-/// The first uses of a block in a tier, which slower tiers count, too. S3-FIFO keeps a block after two.
+/// Slower tiers count this many first uses of a block, too. S3-FIFO keeps a block after two.
 const FIRST_USES: u8 = 2;
 
-/// After the first uses, slower tiers count one of so many. Few gets look there.
+/// After the first uses, slower tiers count one in this many. Few gets then search them.
 const USES_BELOW: u8 = 16;
 
 /// Counts a use of a block, which the write policy may write down then.

@@ -12,7 +12,7 @@ use terrane_core::sync::lock;
 use terrane_transfer::{Layers, Ticket};
 
 use crate::slab::{JobId, Priority, Slabs};
-use crate::store::job::executor::{Executor, Timed};
+use crate::store::job::executor::{Executor, Timer};
 use crate::store::job::outcome::OutcomeCell;
 use crate::store::job::result::BlockResult;
 
@@ -25,22 +25,23 @@ pub(crate) struct JobControl {
     slabs: Option<Slabs>,
     is_cancelled: AtomicBool,
     priority: AtomicU8,
-    state: Mutex<Reached>,
+    state: Mutex<ControlState>,
 }
 
-/// The waits and copies that a cancellation and a raise have to reach.
+/// The waits and copies of a job that a cancellation or a raise acts on.
 #[derive(Default)]
-struct Reached {
+struct ControlState {
+    /// Wakes the task while it waits.
     task: Option<Waker>,
     /// Copies between endpoints in flight.
     tickets: SmallVec<[Ticket; 1]>,
     /// The layers of copies that began, if the job asked for them.
     layers: Vec<Layers>,
-    /// Where the job waits, and its number there.
+    /// The queue that the job waits in, and its number there.
     waits: Option<JobWaits>,
 }
 
-/// A place where jobs wait in the order of their priority.
+/// A queue of jobs in the order of their priority.
 pub(crate) trait PriorityQueue: Send + Sync {
     /// Raises the priority of the job with this number.
     fn raise(&self, arrival: u64, priority: Priority);
@@ -111,7 +112,7 @@ impl JobControl {
         }
     }
 
-    /// Cancels this copy as well when the job is cancelled.
+    /// Adds a copy that is cancelled with the job.
     pub(crate) fn add_ticket(&self, ticket: Ticket) {
         let mut state = lock(&self.state);
         if !state.tickets.is_empty() {
@@ -119,7 +120,7 @@ impl JobControl {
         }
         state.tickets.push(ticket);
         drop(state);
-        // A cancellation that missed the ticket has set this before it looked at the tickets.
+        // A cancellation that missed the ticket has set this before it read the tickets.
         if self.is_cancelled.load(Ordering::Acquire) {
             self.cancel_copies();
         }
@@ -143,10 +144,10 @@ impl JobControl {
         drop(before);
     }
 
-    /// Waits for a future, a cancellation or the deadline.
+    /// Waits for a future. Fails if the job is cancelled or its deadline passes before.
     pub(crate) async fn until<F: Future>(&self, future: F) -> Result<F::Output, BlockResult> {
         let mut future = pin!(future);
-        let mut timer: Option<Timed> = None;
+        let mut timer: Option<Timer> = None;
         poll_fn(|context| {
             if let Poll::Ready(output) = future.as_mut().poll(context) {
                 return Poll::Ready(Ok(output));

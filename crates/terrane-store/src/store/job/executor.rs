@@ -1,4 +1,4 @@
-//! The thread that runs the tasks of jobs, and its timers.
+//! The executor: the thread `terrane-store`, which runs the tasks of jobs, and its timers.
 
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
@@ -16,7 +16,8 @@ use terrane_core::sync::lock;
 
 use crate::error::StoreError;
 
-/// Runs tasks on one thread, after the first poll on the thread that spawns them. Clones share it.
+/// Runs tasks on one thread. The first poll of a task is on the thread that spawns it. Clones share
+/// the executor.
 #[derive(Clone)]
 pub(crate) struct Executor {
     shared: Arc<Shared>,
@@ -42,15 +43,15 @@ struct Timers {
 enum Ready {
     Task(Runnable),
     Call(Box<dyn FnOnce() + Send>),
-    /// The thread looks at its timers and its end.
-    Look,
+    /// The thread checks its timers, and whether it has to end.
+    Check,
 }
 
 /// The time of a timer, and its number among those of that time.
 type TimerKey = (Instant, u64);
 
 /// A timer. Dropping it removes the timer.
-pub(crate) struct Timed {
+pub(crate) struct Timer {
     executor: Executor,
     key: TimerKey,
 }
@@ -84,9 +85,9 @@ impl Executor {
         started.map_err(|source| StoreError::Thread { name, source })
     }
 
-    /// Polls a task on this thread, and later on the executor's whenever it is woken.
+    /// Polls a task on this thread, and on the executor's thread whenever it is woken.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        // Once: below, a task is moved several times.
+        // The task is moved several times below.
         let task = Box::pin(task);
         let live = self.enter();
         let shared = Arc::clone(&self.shared);
@@ -106,18 +107,18 @@ impl Executor {
         LiveTask { executor: self.clone() }
     }
 
-    /// Calls this on the thread, behind what is ready there.
+    /// Calls a closure on the thread, after the work that is ready there.
     pub(crate) fn call(&self, call: impl FnOnce() + Send + 'static) {
         self.shared.push(Ready::Call(Box::new(call)));
     }
 
-    /// Whether nothing is behind what the thread runs now. A hint: another thread may add work.
+    /// Whether no work is ready for the thread. A hint: another thread may add some.
     pub(crate) fn has_empty_queue(&self) -> bool {
         self.shared.ready.is_empty()
     }
 
     /// Wakes `waker` at this time, unless the timer drops first.
-    pub(crate) fn timer(&self, at: Instant, waker: Waker) -> Timed {
+    pub(crate) fn timer(&self, at: Instant, waker: Waker) -> Timer {
         let mut timers = lock(&self.shared.timers);
         let key = (at, timers.next);
         timers.next += 1;
@@ -125,15 +126,15 @@ impl Executor {
         let is_first = timers.wakers.keys().next() == Some(&key);
         drop(timers);
         if is_first {
-            self.shared.push(Ready::Look);
+            self.shared.push(Ready::Check);
         }
-        Timed { executor: self.clone(), key }
+        Timer { executor: self.clone(), key }
     }
 
     /// Ends the thread when the last task has ended.
     pub(crate) fn stop(&self) {
         self.shared.is_stopping.store(true, Ordering::SeqCst);
-        self.shared.push(Ready::Look);
+        self.shared.push(Ready::Check);
     }
 
     fn run(&self) {
@@ -158,7 +159,7 @@ impl Executor {
     }
 }
 
-/// Continues a task on the executor's thread, behind those that are ready there.
+/// Continues a task on the executor's thread, after the work that is ready there.
 pub(crate) async fn yield_now() {
     let mut has_yielded = false;
     poll_fn(|context| {
@@ -178,7 +179,7 @@ fn run(ready: Ready) {
             runnable.run();
         }
         Ready::Call(call) => call(),
-        Ready::Look => {}
+        Ready::Check => {}
     };
     if catch_unwind(AssertUnwindSafe(work)).is_err() {
         tracing::error!("the task of a job panicked");
@@ -217,12 +218,12 @@ impl Drop for LiveTask {
         let shared = &self.executor.shared;
         shared.tasks.fetch_sub(1, Ordering::SeqCst);
         if shared.has_ended() {
-            shared.push(Ready::Look);
+            shared.push(Ready::Check);
         }
     }
 }
 
-impl Drop for Timed {
+impl Drop for Timer {
     fn drop(&mut self) {
         if !self.executor.shared.owner.is_current() {
             return;

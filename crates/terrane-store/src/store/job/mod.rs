@@ -1,4 +1,7 @@
-//! Jobs, as their callers have them.
+//! Jobs: the handle of a caller here, and the submodules for the rest of their life.
+//!
+//! A `submit` checks the `request`, with `blocks` and `options`. The `task` runs on the `executor`,
+//! and the caller controls it by `control`. An `outcome` has a `result` for each block.
 
 pub(crate) mod blocks;
 pub(crate) mod control;
@@ -73,13 +76,13 @@ impl Job {
         self.control.outcome.has_come()
     }
 
-    /// Waits for the end. The outcome of a job with a queue is in the queue; the one that is returned
-    /// here then has no results.
+    /// Blocks until the job has ended. The outcome of a job with a queue is in the queue. The one
+    /// that is returned here then has no results.
     pub fn wait(self) -> JobOutcome {
         self.control.outcome.wait(self.id())
     }
 
-    /// Waits for the end until `deadline`.
+    /// Blocks until the job has ended, or until `deadline`.
     ///
     /// # Errors
     ///
@@ -97,7 +100,7 @@ impl Job {
     /// block that comes from disk by way of the host tier adds a value when it is there. Blocks that the
     /// disk writes to host memory arrive whole, and add none.
     ///
-    /// So the list says nothing about blocks that come from disk, and it may be empty. If the blocks of
+    /// So the list may be empty, and says nothing about blocks that come from disk. If blocks of
     /// the job may be on disk only, [wait](Self::wait) for the job before you compute.
     #[must_use]
     pub fn layers(&self) -> Vec<Layers> {

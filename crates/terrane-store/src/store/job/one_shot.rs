@@ -23,7 +23,7 @@ impl<T> OneShot<T> {
         }
     }
 
-    /// Like [`send`](Self::send), for a caller that has a lock. It wakes the returned task later.
+    /// Like [`send`](Self::send), for a caller that holds a lock. It wakes the returned task later.
     #[must_use = "the task waits until it is woken"]
     pub(crate) fn put(&self, value: T) -> Option<Waker> {
         let mut state = lock(&self.state);
@@ -31,7 +31,7 @@ impl<T> OneShot<T> {
         state.1.take()
     }
 
-    /// Takes the value, if it was sent and not received.
+    /// Takes the value if it was sent and not received. It does not wait.
     pub(crate) fn take(&self) -> Option<T> {
         lock(&self.state).0.take()
     }

@@ -1,4 +1,4 @@
-//! The outcome of a job, on its way to the caller.
+//! The outcome of a job, and the cell in which its caller waits for it.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -25,7 +25,7 @@ pub struct JobOutcome {
     pub bytes: ByteCount,
     /// The time from the submission to the end.
     pub took: Duration,
-    /// Whether all blocks are. A job with a queue has its results there alone.
+    /// Kept beside the results, which a job with a queue has only there.
     pub(crate) is_ok: bool,
 }
 
@@ -37,7 +37,7 @@ impl JobOutcome {
     }
 }
 
-/// The outcome of a job, once it has ended: from its task to its caller.
+/// Passes the outcome of a job from its task to its caller.
 pub(crate) struct OutcomeCell {
     owner: OwnerProcess,
     /// The number of keys.

@@ -76,8 +76,8 @@ impl fmt::Display for BlockResult {
     }
 }
 
-/// Why a tier has no room. A job takes the slots of all blocks that it writes to a tier at once, so it
-/// never holds some while it waits for others.
+/// Why a tier has no room. A job takes the slots of all its blocks in a tier at once, so it never
+/// holds some of them while it waits for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NoRoom {
@@ -85,17 +85,18 @@ pub enum NoRoom {
     Pinned {
         /// The slots that the job needs at once.
         requested: usize,
-        /// The slots that the tier has for the group.
+        /// The slots that the tier has for the group, without those that are quarantined or that an
+        /// orphaned copy may still use.
         slots: usize,
         /// The slots that leases pin.
         pinned: usize,
     },
-    /// The job needs more slots than the tier has for the group. It never fits: split it, or
-    /// open the store with a larger tier.
+    /// The job needs more slots than the tier has for the group. Split it, or open the store with a
+    /// larger tier.
     TierTooSmall {
         /// The slots that the job needs at once.
         requested: usize,
-        /// The slots that the tier has for the group.
+        /// The slots that the tier has for the group, as in [`Pinned`](Self::Pinned).
         slots: usize,
     },
     /// Other jobs took the slot of the block in the host tier, before it was copied from there to the

@@ -1,4 +1,4 @@
-//! From a call to a running job.
+//! The calls that submit jobs.
 
 use std::sync::Arc;
 
@@ -20,10 +20,10 @@ use crate::store::shared::{JobOrigin, StoreCore};
 use crate::store::tier::count;
 
 impl Store {
-    /// Stores blocks. Keys that are stored are skipped. A key that another put writes is waited for,
-    /// and written from this source if the other put fails.
+    /// Stores blocks. Keys that are stored are skipped. If another put writes a key, the job waits
+    /// for it, and writes the key from this source if that put fails.
     ///
-    /// `guard` is dropped when the job has ended: it keeps the memory of the source.
+    /// `guard` keeps the memory of the source. It drops when the job has ended.
     ///
     /// A job takes the slots of all its new blocks in a tier at once, and waits until it gets them. If
     /// it needs more than the tier has for the group, its blocks end at once with
@@ -59,10 +59,11 @@ impl Store {
         Ok(job)
     }
 
-    /// Reads blocks, each from the fastest tier that has it. It never waits for a slot, unless the
-    /// blocks travel from disk to a device. A key that a put writes is waited for.
+    /// Reads blocks, each from the fastest tier that has it. If a put writes a key, the job waits
+    /// for it. It waits for slots only if a copy engine cannot write a block to the destination
+    /// directly, such as from disk to a device.
     ///
-    /// `guard` is dropped when the job has ended: it keeps the memory of the destination.
+    /// `guard` keeps the memory of the destination. It drops when the job has ended.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! A running job: what its task knows, and its end.
+//! The task of a running job, the guard of its caller, and its end.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -34,7 +34,7 @@ pub(crate) type GuardCell = Arc<SharedGuard>;
 #[derive(Default)]
 pub(crate) struct SharedGuard {
     guard: Mutex<Option<Box<dyn Send>>>,
-    /// The end of a job whose task panicked.
+    /// Set if the task panicked: the job ends when this drops.
     end: Mutex<Option<EndParts>>,
 }
 
@@ -163,14 +163,15 @@ pub(crate) struct EndParts {
     pub(crate) core: Arc<StoreCore>,
     pub(crate) control: Arc<JobControl>,
     in_table: JobPlace,
+    /// The place in the caller's queue, and the tag.
     place: Option<(QueuePlace<JobOutcome>, u64)>,
     pub(crate) begun: Instant,
     pub(crate) keys: usize,
-    /// The thread that ends jobs lives until this drops. It drops after the store.
+    /// Keeps the thread that ends jobs alive. It drops after the store, as the last field.
     _live: LiveTask,
 }
 
-/// Begins a job of the store itself. `None` if the store closes.
+/// Begins a job of the store itself, which writes back. `None` if the store closes.
 pub(crate) fn begin_internal(
     core: &Arc<StoreCore>,
     group: u16,

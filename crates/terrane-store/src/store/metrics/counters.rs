@@ -1,4 +1,5 @@
-//! Counts, recent keys and subscribers.
+//! Counts of the store, the bytes of keys, the keys that were removed lately, and subscribers of
+//! events.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -69,14 +70,14 @@ impl KeyNames {
 pub(crate) struct Recent {
     keys: Mutex<RecentKeys>,
     /// Whether there are any, to read without the lock.
-    has_some: AtomicBool,
+    has_keys: AtomicBool,
 }
 
 #[derive(Default)]
 struct RecentKeys {
-    /// Each with the number of its place in the order.
+    /// The cause for each key, and the key's number in `order`.
     causes: HashMap<KeyHash, (StoreEventKind, u64)>,
-    /// Some of the places have been left.
+    /// The oldest first. An entry whose key has another number now is obsolete.
     order: VecDeque<(u64, KeyHash)>,
     next: u64,
 }
@@ -97,16 +98,16 @@ impl Recent {
         {
             keys.causes.remove(&key);
         }
-        self.has_some.store(true, Ordering::Relaxed);
+        self.has_keys.store(true, Ordering::Relaxed);
     }
 
     /// A tier has the block of the key again. The caller has the lock of the key's order.
     pub(crate) fn forget(&self, key: KeyHash) {
         // Most stores remove few keys.
-        if self.has_some.load(Ordering::Relaxed) {
+        if self.has_keys.load(Ordering::Relaxed) {
             let mut keys = lock(&self.keys);
             keys.causes.remove(&key);
-            self.has_some.store(!keys.causes.is_empty(), Ordering::Relaxed);
+            self.has_keys.store(!keys.causes.is_empty(), Ordering::Relaxed);
         }
     }
 

@@ -202,7 +202,7 @@ mod tests {
                 continue;
             }
             let is_published =
-                |(it, _): &(String, f64)| it.split(' ').next().is_some_and(|it| it == name);
+                |(key, _): &(String, f64)| key.split(' ').next().is_some_and(|found| found == name);
             assert!(found.iter().any(is_published), "{name} is not in {found:?}");
             compared += 1;
         }

@@ -1,4 +1,4 @@
-//! Numbers about a store, and their formats.
+//! Numbers about a store: the counters, their snapshot, and its formats OpenMetrics and `metrics`.
 
 pub(crate) mod counters;
 #[cfg(feature = "metrics")]

@@ -33,12 +33,12 @@ pub struct StoreSnapshot {
     pub failed: u64,
     /// The times of the ended jobs, in nanoseconds.
     pub job_times: HistogramSnapshot,
-    /// The puts that write a block now.
+    /// The keys that a put or a copy into another tier writes now.
     pub keys_in_flight: usize,
-    /// The jobs that wait for room.
+    /// The jobs that wait for slots of a tier.
     pub jobs_waiting_for_room: usize,
-    /// The copies between memory, by path: those of the manager that the store made. A manager that was
-    /// given to the store [has its own](terrane_transfer::TransferManager::snapshot).
+    /// The copies between memory, by path. `None` if the caller passed the manager, which
+    /// [has its own](terrane_transfer::TransferManager::snapshot), or if no tier is memory.
     pub transfers: Option<TransferSnapshot>,
     /// The catalog of the disk tier, if there is one.
     pub catalog: Option<CatalogSnapshot>,

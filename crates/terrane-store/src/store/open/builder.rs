@@ -1,4 +1,4 @@
-//! The parts that a store is built from.
+//! The builder of a store, and the groups, tiers and policies that it is given.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -176,7 +176,7 @@ impl DiskTier {
         self
     }
 
-    /// Takes no puts. The blocks that are there can be read.
+    /// Whether the tier refuses puts and removals. Its blocks can still be read. Off by default.
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.slabs.read_only = read_only;
         self
@@ -188,7 +188,8 @@ impl DiskTier {
         self
     }
 
-    /// Whether the files reserve their disk space when they are created; preferred by default.
+    /// Whether the files reserve their disk space when they are created or extended; preferred by
+    /// default.
     pub fn preallocate(mut self, preallocate: Requirement) -> Self {
         self.slabs.disk.preallocate = preallocate;
         self
@@ -215,11 +216,11 @@ pub enum WritePolicy {
     /// With the put. It ends when the slowest tier has the block.
     #[default]
     Through,
-    /// When the block is evicted from the fastest tier, or by a sync. The put ends when the fastest
-    /// tier has the block.
+    /// Before the block is evicted, once half of the tier is dirty, by a sync, and in a close. The
+    /// put ends when the fastest tier has the block.
     Back,
-    /// When the block was used so many times; with the put for 0. Blocks that are evicted before
-    /// are lost.
+    /// When the block was used so many times, by a sync, and in a close; with the put for 0. Blocks
+    /// that are evicted before are lost.
     AfterUses(u8),
 }
 

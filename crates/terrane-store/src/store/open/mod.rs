@@ -1,4 +1,4 @@
-//! Opens a store: checks its parts, makes its tiers, recovers its blocks.
+//! Opens a store: the builder, the checks of its parts, its tiers, and the reload of its blocks.
 
 pub(crate) mod builder;
 pub(crate) mod reload;
@@ -154,7 +154,7 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
 /// Closes a store whose threads did not all start. It begins no job, because no thread would end it.
 fn abandon(core: &StoreCore) {
     core.jobs.close();
-    core.jobs.end_all();
+    core.jobs.refuse_internal();
     core.maintenance.stop(Instant::now());
     if let Some(disk) = &core.disk {
         disk.slabs.close(Instant::now());
@@ -250,7 +250,7 @@ fn memory_plans(builder: &StoreBuilder, groups: &[GroupInfo]) -> Result<Vec<Tier
             dirty: match builder.write_policy {
                 _ if !has_slower => DirtyBlocks::None,
                 WritePolicy::AfterUses(1..) => DirtyBlocks::MayBeLost,
-                _ => DirtyBlocks::Kept,
+                _ => DirtyBlocks::MustBeWritten,
             },
         });
     }

@@ -1,4 +1,4 @@
-//! The blocks of earlier sessions, on their way from the catalog into the index.
+//! Adds the blocks of earlier sessions, which the catalog found, to the index.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A block that was written becomes visible: in the index, then in the catalog.
+//! Commits of written blocks: to the index, then to the catalog.
 
 use std::time::Instant;
 
@@ -22,15 +22,15 @@ pub(crate) struct WrittenBlock<'a> {
     /// The bytes of the key, or none if they are not known.
     pub(crate) name: &'a [u8],
     pub(crate) length: u32,
-    /// 0 if it is not known. The disk tier knows it.
+    /// 0 if it is not known. Blocks that were read from disk or written there have one.
     pub(crate) checksum: u64,
     pub(crate) claim: &'a HeldClaim,
-    /// The block was put in this epoch. A later one began without it.
+    /// The epoch of its put. After a clear, which begins a later one, the block is not stored.
     pub(crate) epoch: Option<u64>,
     /// The block is a copy of this one, which must still be in the store.
     pub(crate) copy_of: Option<&'a PinnedSlot>,
     pub(crate) is_dirty: bool,
-    /// When the put was submitted that brings the block.
+    /// The time at which its put was submitted; `None` for a copy.
     pub(crate) put_at: Option<Instant>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Place<'a> {
     /// The slot, once the block has it.
     slot: Option<u32>,
     keeps_pin: bool,
-    /// A pin on the block from its first moment in the index on, if it is wanted.
+    /// The pin of [`pinned`](Self::pinned), from the first moment in the index on.
     pub(crate) pin: Option<PinnedSlot>,
 }
 
@@ -51,7 +51,8 @@ impl<'a> Place<'a> {
         Self { tier, taken, at, slot: None, keeps_pin: false, pin: None }
     }
 
-    /// Pins the block, so that no job that waits for a slot evicts it before it is used.
+    /// A place whose block is pinned when it is stored, so that no other job evicts it before its
+    /// use.
     pub(crate) fn pinned(tier: TierId, taken: &'a mut TakenSlots, at: usize) -> Self {
         Self { keeps_pin: true, ..Self::new(tier, taken, at) }
     }

@@ -1,4 +1,8 @@
-//! Puts.
+//! Puts, and copies into slower tiers.
+//!
+//! A put copies its blocks into a tier here. `commit` adds a written block to the index and the
+//! catalog, also for loads. `write_down` copies blocks into the tier below, and `write_back`
+//! decides when.
 
 pub(crate) mod commit;
 pub(crate) mod write_back;
@@ -11,7 +15,7 @@ use smallvec::SmallVec;
 use crate::error::StoreError;
 use crate::slab::SlabDirection;
 use crate::store::claims::{Claim, ClaimKind, HeldClaim};
-use crate::store::copy::copies::{MOST_AT_ONCE, Turns};
+use crate::store::copy::copies::{COPY_BYTES_AT_ONCE, YieldingCopies};
 use crate::store::copy::transfers::{BlockCopy, CopyList};
 use crate::store::get::arrivals::SharedHold;
 use crate::store::job::executor::yield_now;
@@ -50,10 +54,11 @@ struct Put<'a> {
     source: Arc<Payload>,
     in_flight: PutInFlight,
     results: Vec<Option<BlockResult>>,
-    /// The number of clears before the put.
+    /// The number of clears before the put. A block that was put before a clear is not stored.
     epoch: u64,
 }
 
+/// Stores the blocks of a put, and returns the result of each.
 pub(crate) async fn run(
     task: &JobTask,
     keys: &Keys,
@@ -90,7 +95,7 @@ impl Put<'_> {
             }
             own.reverse();
             others.reverse();
-            // Claims end with the write, so that no job waits for another one's while it has some.
+            // The own claims end with the write. So no job waits for a claim while it has claims.
             if !own.is_empty() {
                 self.write(own).await;
             }
@@ -172,7 +177,7 @@ impl Put<'_> {
         }
     }
 
-    /// Slots in the faster tiers of host memory, as far as there are some now.
+    /// Takes slots in the faster tiers of host memory that have enough now.
     fn spare(&self, below: &Tier, count: usize) -> Vec<(TierId, TakenSlots)> {
         let core = &self.task.core;
         if core.policy != WritePolicy::Through || !self.source.is_host() {
@@ -214,7 +219,7 @@ impl Put<'_> {
         let arrivals = unsafe { task.submit_blocks(disk, task.group, Arc::new(keeps), blocks) };
         let mut spare = self.spare(tier, own.len());
         let bytes = own.iter().map(|own| u64::from(self.source.length(own.index))).sum::<u64>();
-        if bytes > MOST_AT_ONCE && !spare.is_empty() {
+        if bytes > COPY_BYTES_AT_ONCE && !spare.is_empty() {
             yield_now().await;
         }
         for (tier, slots) in &mut spare {
@@ -250,14 +255,15 @@ impl Put<'_> {
         let core = &self.task.core;
         let blocks = core.tier(tier).ok().and_then(|tier| tier.blocks(self.task.group));
         let (Some(blocks), Ok(info)) = (blocks, core.group(self.task.group)) else { return };
-        let mut turns = Turns::new(&self.task.control);
+        let mut yielding = YieldingCopies::new(&self.task.control);
         for (at, own) in own.iter().enumerate() {
             let Some(slot) = slots.slot(at) else { continue };
             let (from, length) = (self.source.buffers(own.index), self.source.length(own.index));
             // SAFETY: the source is valid until the job has ended and the caller holds it against
             // transfers, and the slot is this job's alone.
             #[expect(unsafe_code, reason = "the memory is named by addresses")]
-            let copied = unsafe { blocks.copy_in(&mut turns, info, (slot, length), &from).await };
+            let copied =
+                unsafe { blocks.copy_in(&mut yielding, info, (slot, length), &from).await };
             if copied.is_err() {
                 slots.free(at);
             }
@@ -276,7 +282,7 @@ impl Put<'_> {
             }
         };
         let bytes = own.iter().map(|own| u64::from(self.source.length(own.index))).sum::<u64>();
-        if bytes > MOST_AT_ONCE && self.source.is_host() {
+        if bytes > COPY_BYTES_AT_ONCE && self.source.is_host() {
             yield_now().await;
         }
         let written = self.fill(tier, &taken, &own).await;
@@ -302,7 +308,7 @@ impl Put<'_> {
                     if let Some(pin) = table.and_then(|table| table.pin(self.keys.hash(key.index)))
                     {
                         // It is in memory alone, so a sync must not pass over it.
-                        pin.table.give_up(pin.block.slot);
+                        pin.table.allow_loss(pin.block.slot);
                     }
                     result
                 }
@@ -340,7 +346,7 @@ impl Put<'_> {
             return own.iter().map(|_| Err(BlockResult::failed(StoreError::Closed))).collect();
         };
         let mut results: Vec<Result<(), BlockResult>> = own.iter().map(|_| Ok(())).collect();
-        let (mut copies, mut direct) = (CopyList::default(), Vec::new());
+        let (mut copies, mut on_thread) = (CopyList::default(), Vec::new());
         for (at, own) in own.iter().enumerate() {
             let length = self.source.length(own.index);
             let tokens = self
@@ -353,7 +359,7 @@ impl Put<'_> {
                     copies.add(tier.id, BlockCopy { index: at, from, to, tokens, keeps });
                 }
                 (_, _, Some(slot)) if self.source.is_host() && blocks.facts.is_host => {
-                    direct.push((at, own.index, slot));
+                    on_thread.push((at, own.index, slot));
                 }
                 _ => {
                     let error = StoreError::OtherShape { group: task.group.into() };
@@ -368,13 +374,14 @@ impl Put<'_> {
             let copies = copies.into_iter();
             started.extend(copies.map(|each| task.start_copy((source, &blocks.endpoint), each)));
         }
-        let mut turns = Turns::new(&task.control);
-        for (at, index, slot) in direct {
+        let mut yielding = YieldingCopies::new(&task.control);
+        for (at, index, slot) in on_thread {
             let (from, length) = (self.source.buffers(index), self.source.length(index));
             // SAFETY: the source is valid until the job has ended and the caller holds it against
             // transfers, and the slot is this job's alone.
             #[expect(unsafe_code, reason = "the memory is named by addresses")]
-            let copied = unsafe { blocks.copy_in(&mut turns, info, (slot, length), &from).await };
+            let copied =
+                unsafe { blocks.copy_in(&mut yielding, info, (slot, length), &from).await };
             if let (Err(failure), Some(result)) = (copied, results.get_mut(at)) {
                 *result = Err(failure);
             }

@@ -1,4 +1,4 @@
-//! Dirty blocks: when the store writes them to slower tiers, and syncs.
+//! When dirty blocks are written to slower tiers: if a job lacks slots, by a sync, and in a close.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::slab::Priority;
 use crate::store::job::request::Keys;
 use crate::store::job::result::{BlockResult, NoRoom};
 use crate::store::job::task::{JobTask, begin_internal, start};
-use crate::store::put::write_down::{MOST_AT_ONCE, WriteDown};
+use crate::store::put::write_down::{BLOCKS_AT_ONCE, WriteDown};
 use crate::store::query::presence::TierId;
 use crate::store::shared::StoreCore;
 use crate::store::slot_table::{PinnedSlot, SlotTable};
@@ -20,10 +20,10 @@ use crate::store::upkeep::maintenance::Request;
 /// Keys that are looked up together: their cache misses overlap.
 const KEYS_AT_ONCE: usize = 64;
 
-/// The fewest blocks that are written back, if there are so many.
+/// A write-back writes this many blocks or more, if there are as many.
 const LEAST_AT_ONCE: usize = 8;
 
-/// How often blocks are written, because the disk tier evicted them for others of the job.
+/// The most attempts of a durable put. The disk tier may evict blocks of the job for others of it.
 const MOST_ROUNDS: usize = 4;
 
 /// Makes the blocks of a put durable: those that are not on disk are written there. A block that left
@@ -90,7 +90,7 @@ pub(crate) async fn sync(task: &JobTask) -> BlockResult {
                 Some(too_small) => result = BlockResult::NoRoom(too_small),
                 None => lacking.extend(evicted),
             }
-            for keys in lacking.chunks(MOST_AT_ONCE) {
+            for keys in lacking.chunks(BLOCKS_AT_ONCE) {
                 let pin = |&key: &KeyHash| table.pin(key).map(|pin| (key, pin));
                 let blocks: Vec<_> = keys.iter().filter_map(pin).collect();
                 let written = WriteDown::new(task, tier.id).blocks(blocks).await;
@@ -120,14 +120,14 @@ impl StoreCore {
         let Some((_job, task, end)) = begin_internal(self, group, priority) else {
             return table.end_write_back();
         };
-        let most = lacks.clamp(LEAST_AT_ONCE, MOST_AT_ONCE);
+        let most = lacks.clamp(LEAST_AT_ONCE, BLOCKS_AT_ONCE);
         self.executor.spawn(async move {
             loop {
                 let blocks = table.take_dirty(most);
                 if !blocks.is_empty() {
                     let results = WriteDown::internal(&task, tier).blocks(blocks).await;
                     table.end_write_back();
-                    // No job waits for the slots beyond the limit of a smaller tier.
+                    // No waiting job starts the write of blocks beyond the limit: go on with those.
                     let is_stopped = task.control.stopped().is_some();
                     if !is_stopped && table.has_dirty_beyond() && table.begin_write_back() {
                         table.retry_for_waiters();
@@ -151,7 +151,7 @@ impl StoreCore {
         let found = self.tiers.get(tier.index());
         let is_early = |table: &Arc<SlotTable>| table.is_mostly_dirty() || table.has_dirty_beyond();
         if found.and_then(|found| found.table(group)).is_some_and(is_early) {
-            self.write_back(tier, group, MOST_AT_ONCE);
+            self.write_back(tier, group, BLOCKS_AT_ONCE);
         }
     }
 

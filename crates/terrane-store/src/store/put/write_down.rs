@@ -14,7 +14,7 @@ use crate::store::slot_table::{PinnedSlot, TakenSlots};
 use crate::store::tier::Tier;
 
 /// The most blocks that are written together.
-pub(crate) const MOST_AT_ONCE: usize = 64;
+pub(crate) const BLOCKS_AT_ONCE: usize = 64;
 
 /// A dirty block, and its place in the results.
 struct DirtyBlock {
@@ -33,7 +33,7 @@ struct OwnBlock {
 pub(crate) struct WriteDown<'a> {
     task: &'a JobTask,
     from: TierId,
-    /// The store itself writes back, because jobs wait for slots.
+    /// Whether the store itself writes back, because jobs wait for slots.
     is_internal: bool,
 }
 
@@ -125,7 +125,7 @@ impl<'a> WriteDown<'a> {
         if let Some(error) = self.task.core.refuses_writes().filter(|_| below.is_disk()) {
             return self.give_up(std::mem::take(own), &BlockResult::Failed(error), results);
         }
-        let taken = table.take_part(own.len().min(MOST_AT_ONCE), &self.task.control).await;
+        let taken = table.take_part(own.len().min(BLOCKS_AT_ONCE), &self.task.control).await;
         // The head of a prefix comes last, so that its tail is evicted first.
         let count = taken.as_ref().map_or(1, TakenSlots::len);
         let part = own.split_off(own.len().saturating_sub(count));
@@ -161,8 +161,9 @@ impl<'a> WriteDown<'a> {
             direction: SlabDirection::Write,
         };
         let blocks = own.iter().enumerate().map(block);
-        // SAFETY: the pins keep the slots from being reused, and the endpoint keeps their memory.
-        // Both are kept until the last request has ended, and so are the slots of the tier below. Pinned blocks are only read.
+        // SAFETY: the pins keep the slots from reuse, and the endpoint keeps their memory. These
+        // and the slots of the tier below are kept until the last request has ended. Pinned blocks
+        // are only read.
         #[expect(unsafe_code, reason = "the memory is named by addresses")]
         let arrivals = unsafe { task.submit_blocks(disk, group, keeps, blocks) };
         let mut own: Vec<Option<OwnBlock>> = own.into_iter().map(Some).collect();
@@ -252,9 +253,9 @@ impl<'a> WriteDown<'a> {
             let is_stopped = matches!(result, BlockResult::Cancelled | BlockResult::TimedOut);
             let is_no_room = matches!(result, BlockResult::NoRoom(_)) && !self.is_internal;
             if is_stopped || is_no_room {
-                pin.table.again_dirty(key, pin.block.slot);
+                pin.table.requeue_dirty(key, pin.block.slot);
             } else if pin.table.is_pin_dirty(&pin) {
-                pin.table.give_up(pin.block.slot);
+                pin.table.allow_loss(pin.block.slot);
             }
             set(results, index, result.clone());
         }

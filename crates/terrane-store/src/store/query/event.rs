@@ -120,7 +120,8 @@ impl Events {
         self.shared.lost.load(Ordering::Relaxed)
     }
 
-    /// Waits until there is an event or the deadline has passed.
+    /// Blocks until there is an event, and takes it. Returns `None` once the deadline has passed,
+    /// and in a forked process.
     pub fn wait(&self, deadline: Instant) -> Option<StoreEvent> {
         // The descriptor of the parent process may stay readable.
         while self.shared.queue.is_own() {

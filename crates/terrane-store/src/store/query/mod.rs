@@ -1,4 +1,4 @@
-//! Queries: no I/O, and no lock that is held across a system call.
+//! Queries and leases, subscriptions, snapshots and resizes: calls that need no job.
 
 pub(crate) mod event;
 pub(crate) mod presence;
@@ -69,8 +69,8 @@ impl Store {
         ready
     }
 
-    /// The state of each key, and pins of the blocks that are ready: in one step for each key. A block
-    /// that is pinned is not evicted.
+    /// The state of each key, and pins of the blocks that are ready, until the lease drops or `ttl`
+    /// is over. A pinned block is not evicted. Each key is looked up and pinned in one step.
     pub fn acquire<K: AsRef<[u8]>>(&self, group: u16, keys: &[K], ttl: Duration) -> Lease {
         let core = self.core();
         let mut presence = vec![Presence::Absent; keys.len()];
@@ -97,7 +97,7 @@ impl Store {
         Lease { presence, pins, _timer: timer }
     }
 
-    /// Counts as a use of each block that is ready, so that it is evicted later.
+    /// Counts a use of each block that is ready, so that it is evicted later.
     pub fn touch<K: AsRef<[u8]>>(&self, group: u16, keys: &[K]) {
         let core = self.core();
         if !core.owner.is_current() {
@@ -169,14 +169,15 @@ impl Store {
     }
 
     /// Sets the capacity of a tier, up to the one it was opened with. The groups share it by
-    /// [weight](crate::BlockGroup::weight). Blocks are evicted until they fit; those in use keep their
-    /// slots until they are not. The disk blocks of
-    /// slots that a disk tier no longer has are freed in the background, if the file system has holes.
+    /// [weight](crate::BlockGroup::weight). Blocks are evicted until they fit; those in use keep
+    /// their slots until they are not. The disk blocks of slots that a disk tier no longer has are
+    /// freed in the background, if the file system supports holes in files.
     ///
     /// A capacity of no block is accepted: the tier then stores nothing, and jobs that need its slots end
     /// without room.
     ///
-    /// Returns the capacity that the tier has from now on.
+    /// Returns the capacity that the tier has from now on. It blocks while the disk blocks of an
+    /// earlier resize are being freed.
     ///
     /// # Errors
     ///
@@ -187,7 +188,7 @@ impl Store {
         let found = core.tier(tier)?;
         let mut total = 0;
         let mut beyond = Vec::new();
-        let turn = lock(&core.resizing);
+        let resizing = lock(&core.resizing);
         let shared = found.tables.iter().zip(shares(&core.groups, bytes));
         for ((table, share), &slot_bytes) in shared.zip(&found.slot_bytes) {
             let slots = share / slot_bytes.max(1);
@@ -197,7 +198,7 @@ impl Store {
             total += u64::from(slots) * slot_bytes;
         }
         // Evictions may call copy engines and subscribers of the trace.
-        drop(turn);
+        drop(resizing);
         beyond.into_iter().for_each(|(table, slots)| table.evict_all_beyond(slots));
         Ok(ByteCount::new(total))
     }

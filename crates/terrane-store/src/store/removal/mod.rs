@@ -1,4 +1,5 @@
-//! Removals: of keys, of damaged blocks, of everything.
+//! Removals: of keys, of damaged blocks, of the last blocks of slots, and of everything.
+//! `removed_keys` lets the puts in flight learn of them.
 
 pub(crate) mod removed_keys;
 
@@ -47,7 +48,7 @@ impl StoreCore {
         let is_read_only = self.disk.as_ref().is_some_and(|disk| disk.is_read_only);
         let has_disk = || tables().next_back().is_some_and(|table| table.index.get(key).is_some());
         if is_read_only && has_disk() {
-            // It would be back after the next opening, so it stays in all tiers.
+            // The next opening would find it again, so it stays in all tiers.
             return BlockResult::failed(StoreError::ReadOnly);
         }
         self.removed_keys.insert(key);
@@ -75,7 +76,8 @@ impl StoreCore {
         }
     }
 
-    /// Drops a block whose read failed, if it is the block that is damaged.
+    /// Drops a block whose read failed, if the failure is of its bytes or of their place on the
+    /// device.
     pub(crate) async fn drop_damaged(&self, key: KeyHash, pin: &PinnedSlot, failure: &SlabFailure) {
         let (event, sums) = match failure {
             SlabFailure::Corrupt { expected, found } => {
@@ -114,9 +116,9 @@ impl StoreCore {
         table.retry_for_waiters();
     }
 
-    /// Records that the last block of a slot is gone, because its bytes are: eviction writes no record. No
-    /// block has the slot, and no other job. A block that is in another slot has a later record, which is in
-    /// force.
+    /// Records the removal of the last block of a slot, because its bytes are lost. An eviction
+    /// writes no record. No block and no other job has the slot. If the key's block is in another
+    /// slot by now, a later record is in force, and none is written.
     pub(crate) fn remove_last(
         &self,
         table: &SlotTable,
@@ -151,7 +153,7 @@ impl StoreCore {
             removed.extend(keys);
         }
         let cleared = self.disk.as_ref().map_or(Ok(()), |disk| disk.catalog.clear());
-        // A block that is put after the gate opens keeps its name.
+        // Before the gate opens: a block that is put later keeps its name.
         for key in removed {
             self.names.remove(key);
             self.recent.insert(key, StoreEventKind::Removed);

@@ -1,6 +1,6 @@
-//! Blocks of a slot table: their way into the index and out of it, pins and uses.
+//! Blocks of a slot table: added to the index and removed from it, pinned, leased and counted as
+//! used.
 
-use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -9,45 +9,16 @@ use terrane_core::sync::lock;
 
 use crate::KeyHash;
 use crate::index::{Freed, StoredBlock};
-use crate::slab::Priority;
 use crate::store::metrics::snapshot::GroupSnapshot;
-use crate::store::slot_table::{CLEAN, KEPT, LeasedSlot, PinnedSlot, SlotTable};
+use crate::store::slot_table::{CLEAN, LeasedSlot, MUST_BE_WRITTEN, PinnedSlot, SlotTable};
 
-/// The number of uses that follows the greatest one. It lets every 16th use be told apart.
+/// The count after 255. It and 256 are multiples of 16, so callers still recognise every 16th use.
 const LAST_USES: u8 = 240;
 
 impl SlotTable {
-    /// The highest priority of a job that waits.
-    pub(crate) fn waiting_priority(&self) -> Option<Priority> {
-        lock(&self.state).waiters.keys().next().map(|(Reverse(priority), _)| *priority)
-    }
-
-    /// Frees slots without a block whose bytes a job may have changed. No lock may be held.
-    pub(super) fn free_written(&self, slots: &[u32]) {
-        // Before another job gets the slots.
-        if self.owner.is_current()
-            && let Some(store) = self.store.upgrade()
-        {
-            store.before_return(self, slots);
-        }
-        self.free(slots.iter().copied());
-    }
-
-    /// Frees slots that have no block.
-    pub(super) fn free(&self, slots: impl IntoIterator<Item = u32>) {
-        let mut state = lock(&self.state);
-        slots.into_iter().for_each(|slot| self.put_back(&mut state, slot));
-        drop(state);
-        self.retry_for_waiters();
-    }
-
-    /// Frees a slot under the lock of a key. The caller tries again for those that wait, later.
-    pub(super) fn free_quietly(&self, slot: u32) {
-        self.put_back(&mut lock(&self.state), slot);
-    }
-
-    /// Adds a block to the index. Its slot belongs to the index from here on. The block is not evicted
-    /// before its [`TakenSlots`](super::TakenSlots) drop.
+    /// Adds a block to the index, which owns its slot from here on. The block is not evicted before
+    /// its [`TakenSlots`](super::TakenSlots) drop. With `pins`, it returns a pin, unless the index
+    /// is full.
     pub(crate) fn insert(
         self: &Arc<Self>,
         key: KeyHash,
@@ -67,7 +38,7 @@ impl SlotTable {
         let is_stored = replaced != Some(Freed::Now(block.slot));
         let pin =
             (pins && is_stored).then(|| PinnedSlot { table: Arc::clone(self), block: *block });
-        if is_dirty && self.dirty_mark == KEPT {
+        if is_dirty && self.dirty_mark == MUST_BE_WRITTEN {
             self.push_dirty(&mut lock(&self.state), (block.slot, key));
         }
         if let Some(Freed::Now(slot)) = replaced {
@@ -78,11 +49,11 @@ impl SlotTable {
         pin
     }
 
-    /// Tells the policy of new blocks. No lock may be held.
+    /// Adds new blocks to the eviction policy, in this order. No lock may be held.
     pub(super) fn make_evictable(&self, blocks: impl Iterator<Item = (KeyHash, u32)>) {
         for (key, slot) in blocks {
-            // It may have left already. If it leaves just now, its slot cannot be evicted, and the next
-            // block there enters the policy again.
+            // The block may have left already. If it leaves after this check, its slot cannot be
+            // evicted, and the next block there enters the policy again.
             if self.index.get(key).is_some_and(|block| block.slot == slot) {
                 self.policy.insert(slot, key);
             }
@@ -90,10 +61,10 @@ impl SlotTable {
         self.retry_for_waiters();
     }
 
-    /// Removes the block of a key. The slot becomes free, with its last pin at the latest. The caller
-    /// [tries again](Self::retry_for_waiters) without a lock.
+    /// Removes the block of a key. Its slot becomes free now, or with its last pin. The caller
+    /// calls [`retry_for_waiters`](Self::retry_for_waiters) later, without a lock.
     pub(crate) fn remove(&self, key: KeyHash) -> Option<StoredBlock> {
-        // Without the pin the last reader may free the slot, and another job fill it, before the
+        // Without the pin, the last reader may free the slot and another job may fill it before the
         // calls below.
         let pinned = self.index.pin(key)?.slot;
         let removed = self.index.remove(key);
@@ -125,13 +96,13 @@ impl SlotTable {
     pub(crate) fn lease(self: &Arc<Self>, key: KeyHash) -> Option<LeasedSlot> {
         let pin = self.pin(key)?;
         *lock(&self.state).leases.entry(pin.block.slot).or_insert(0) += 1;
-        // A job that waits may not fit beside it.
+        // A job that waits may not fit beside the lease: it ends then.
         self.retry_for_waiters();
         Some(LeasedSlot { pin })
     }
 
-    /// Counts a use of the block in a slot, and returns the number of its uses. It is 0 in the slowest
-    /// tier, and begins again at 240 after 255.
+    /// Counts a use of the block in a slot, and returns the number of its uses: 0 in the slowest
+    /// tier, and [`LAST_USES`] after 255.
     pub(crate) fn hit(&self, slot: u32) -> u8 {
         self.policy.hit(slot);
         let Some(uses) = self.uses.get(to_usize(slot.into())) else { return 0 };
@@ -151,10 +122,6 @@ impl SlotTable {
 
     pub(crate) fn is_leased(&self, slot: u32) -> bool {
         lock(&self.state).leases.contains_key(&slot)
-    }
-
-    pub(crate) fn waiters(&self) -> usize {
-        self.waiting.load(Ordering::SeqCst)
     }
 
     pub(crate) fn snapshot(&self) -> GroupSnapshot {

@@ -9,7 +9,9 @@ use terrane_core::sync::lock;
 
 use crate::KeyHash;
 use crate::index::StoredBlock;
-use crate::store::slot_table::{CLEAN, KEPT, MAY_BE_LOST, PinnedSlot, SlotTable, SlotTableState};
+use crate::store::slot_table::{
+    CLEAN, MAY_BE_LOST, MUST_BE_WRITTEN, PinnedSlot, SlotTable, SlotTableState,
+};
 
 impl SlotTable {
     pub(super) fn mark(&self, slot: u32) -> u8 {
@@ -20,20 +22,21 @@ impl SlotTable {
     pub(super) fn set_mark(&self, slot: u32, value: u8) {
         let Some(mark) = self.dirty.get(to_usize(slot.into())) else { return };
         match (mark.swap(value, Ordering::AcqRel), value) {
-            (KEPT, KEPT) => {}
-            (KEPT, _) => {
-                self.kept.fetch_sub(1, Ordering::SeqCst);
+            (MUST_BE_WRITTEN, MUST_BE_WRITTEN) => {}
+            (MUST_BE_WRITTEN, _) => {
+                self.must_be_written.fetch_sub(1, Ordering::SeqCst);
             }
-            (_, KEPT) => {
-                self.kept.fetch_add(1, Ordering::SeqCst);
+            (_, MUST_BE_WRITTEN) => {
+                self.must_be_written.fetch_add(1, Ordering::SeqCst);
             }
             _ => {}
         }
     }
 
-    /// Adds a block to the list of dirty ones, which stays as short as the tier.
+    /// Adds a block to the list of dirty ones. The list has at most two entries for each slot of
+    /// the tier.
     pub(super) fn push_dirty(&self, state: &mut SlotTableState, entry: (u32, KeyHash)) {
-        let is_clean = |&mut (slot, _): &mut (u32, KeyHash)| self.mark(slot) != KEPT;
+        let is_clean = |&mut (slot, _): &mut (u32, KeyHash)| self.mark(slot) != MUST_BE_WRITTEN;
         while state.dirty.pop_front_if(is_clean).is_some() {}
         if entry.0 < state.limit {
             state.dirty.push_back(entry);
@@ -44,19 +47,19 @@ impl SlotTable {
             let mut seen = HashSet::new();
             state.dirty.retain(|&(slot, key)| {
                 let is_same = |block: StoredBlock| block.slot == slot;
-                let is_dirty = self.mark(slot) == KEPT;
+                let is_dirty = self.mark(slot) == MUST_BE_WRITTEN;
                 is_dirty && self.index.get(key).is_some_and(is_same) && seen.insert(slot)
             });
         }
     }
 
-    /// A slower tier has the block of the slot, which the caller has pinned. The slot can be evicted once
-    /// the pin has dropped, which also retries for the jobs that wait.
+    /// Marks a block that the caller has pinned as clean, because a slower tier has it. It can be
+    /// evicted once the pin has dropped. The drop also retries for the jobs that wait.
     pub(crate) fn set_clean(&self, slot: u32) {
         self.set_mark(slot, CLEAN);
     }
 
-    /// Whether no other job writes back now. It is this one from here on.
+    /// Makes the caller the only job that writes back. Returns `false` if another one is.
     pub(crate) fn begin_write_back(&self) -> bool {
         !self.is_writing_back.swap(true, Ordering::AcqRel)
     }
@@ -65,7 +68,7 @@ impl SlotTable {
         self.is_writing_back.store(false, Ordering::Release);
     }
 
-    /// Pins up to `most` dirty blocks, the oldest first.
+    /// Takes up to `most` dirty blocks from the list and pins them, the oldest first.
     pub(crate) fn take_dirty(self: &Arc<Self>, most: usize) -> Vec<(KeyHash, PinnedSlot)> {
         let mut found = Vec::new();
         while found.len() < most {
@@ -82,12 +85,13 @@ impl SlotTable {
         self.mark(pin.block.slot) != CLEAN
     }
 
-    /// Whether a write-back has something to look at.
+    /// Whether the list of dirty blocks has entries. Some may be clean by now.
     pub(crate) fn has_dirty(&self) -> bool {
         !lock(&self.state).dirty.is_empty()
     }
 
-    /// The keys of all dirty blocks, and those of all others. None if there is no slower tier.
+    /// The keys of all dirty blocks, and those of all others. Both lists are empty if there is no
+    /// slower tier.
     pub(crate) fn keys_by_mark(&self) -> (Vec<KeyHash>, Vec<KeyHash>) {
         let (mut dirty, mut clean) = (Vec::new(), Vec::new());
         if !self.dirty.is_empty() {
@@ -99,22 +103,22 @@ impl SlotTable {
         (dirty, clean)
     }
 
-    /// Whether more than half of the slots are dirty.
+    /// Whether the list of dirty blocks is longer than half of the slots.
     pub(crate) fn is_mostly_dirty(&self) -> bool {
         let state = lock(&self.state);
         state.dirty.len() > to_usize(state.limit.into()) / 2
     }
 
-    /// A block stays dirty, as it could not be written: it comes again.
-    pub(crate) fn again_dirty(&self, key: KeyHash, slot: u32) {
-        if self.mark(slot) == KEPT {
+    /// Adds a dirty block to the list again, because it could not be written.
+    pub(crate) fn requeue_dirty(&self, key: KeyHash, slot: u32) {
+        if self.mark(slot) == MUST_BE_WRITTEN {
             self.push_dirty(&mut lock(&self.state), (slot, key));
         }
     }
 
-    /// The block of the slot could not be written. It may be evicted once the caller's pin has dropped, so
-    /// that nothing waits for it without end. It is not clean: a sync tries again.
-    pub(crate) fn give_up(&self, slot: u32) {
+    /// Allows the eviction of a block that could not be written, once the caller's pin has dropped.
+    /// So no job waits for its slot without end. The block is not clean: a sync tries again.
+    pub(crate) fn allow_loss(&self, slot: u32) {
         self.set_mark(slot, MAY_BE_LOST);
     }
 }

@@ -1,7 +1,11 @@
-//! The slots of one group in one tier: which are free, who waits for them, which leave.
+//! The slot table: the slots of one group in one tier.
+//!
+//! It takes, evicts and frees slots, and queues the jobs that wait for them. It keeps the pins and
+//! marks of the blocks, the limit after a resize, and the slots that no job may use.
 
 mod blocks;
 mod dirty;
+mod free;
 mod quarantine;
 mod resize;
 mod slots;
@@ -45,8 +49,8 @@ pub(crate) struct SlotTable {
     waiting: AtomicUsize,
     /// Not [`CLEAN`] if no slower tier has the block of the slot.
     dirty: Box<[AtomicU8]>,
-    /// The number of slots whose mark is [`KEPT`].
-    kept: AtomicUsize,
+    /// The number of slots whose mark is [`MUST_BE_WRITTEN`].
+    must_be_written: AtomicUsize,
     /// The mark of a dirty block.
     dirty_mark: u8,
     /// The uses of each block, as far as the write policy counts them.
@@ -55,10 +59,10 @@ pub(crate) struct SlotTable {
     is_writing_back: AtomicBool,
     /// The limit of the state, to read without its lock.
     limit: AtomicU32,
-    /// Whether slots beyond the limit became free, and the store was not told.
+    /// Whether slots beyond the limit became free that were not reported to the store.
     has_retired: AtomicBool,
     owner: OwnerProcess,
-    /// Those on the slots of a memory tier.
+    /// The claims of orphaned copies on the slots; `None` for the disk tier.
     orphaned: Option<OrphanedClaims>,
     store: Weak<dyn SlotTableOwner>,
 }
@@ -67,13 +71,13 @@ pub(crate) struct SlotTable {
 const CLEAN: u8 = 0;
 
 /// The block is written to a slower tier before it is evicted.
-const KEPT: u8 = 1;
+const MUST_BE_WRITTEN: u8 = 1;
 
 /// The block is not in a slower tier. It may be evicted, and is lost then.
 const MAY_BE_LOST: u8 = 2;
 
-/// A slot whose blocks were damaged so often is quarantined. The first time may be a crash: a record
-/// that is older than the bytes in its slot.
+/// A slot is quarantined after this number of damages. The first one may come from a crash, which
+/// can leave a record that is older than the bytes in its slot.
 const MOST_DAMAGES: u8 = 2;
 
 /// The treatment of dirty blocks in a slot table.
@@ -82,43 +86,43 @@ pub(crate) enum DirtyBlocks {
     /// There are none.
     None,
     /// They are written to a slower tier before they are evicted.
-    Kept,
+    MustBeWritten,
     /// They may be evicted.
     MayBeLost,
 }
 
-/// The store of a slot table. It is called without a lock.
+/// The calls of a slot table to its store. No lock is held during them.
 pub(crate) trait SlotTableOwner: Send + Sync {
     /// The table evicted the blocks of these keys.
     fn after_eviction(&self, table: &SlotTable, evicted: &[KeyHash]);
 
-    /// A job returns slots that it may have written, and that have no block.
+    /// A job frees slots that it may have written, and that have no block.
     fn before_return(&self, table: &SlotTable, slots: &[u32]);
 
     /// Slots beyond the limit of a smaller tier became free.
     fn after_retiring(&self, tier: TierId);
 
-    /// A job lacks so many slots of a table because blocks are dirty.
+    /// A job waits for `lacks` slots that dirty blocks occupy.
     fn write_back_for(self: Arc<Self>, tier: TierId, group: u16, lacks: usize);
 }
 
 struct SlotTableState {
     free: Vec<u32>,
-    /// Slots at and beyond it are not used.
+    /// Slots with this number or a higher one are not used.
     limit: u32,
     /// Free slots beyond the limit.
     retired: BTreeSet<u32>,
     /// How often each slot lost its block to damage. Few slots ever do.
     damages: HashMap<u32, u8>,
-    /// Free slots that no job gets any more, because their device damages blocks.
+    /// Free slots that no job gets any more, because the device damages their blocks.
     quarantined: BTreeSet<u32>,
     /// Free slots that an orphaned copy may still read or write.
     claimed: Vec<u32>,
-    /// The slots that leases pin, with their number of leases.
+    /// The number of leases of each slot that leases pin.
     leases: HashMap<u32, u32>,
     waiters: BTreeMap<(Reverse<Priority>, u64), Waiter>,
     arrivals: u64,
-    /// Slots that became dirty: those beyond the limit, then the oldest first. Some of them may be
+    /// Slots that became dirty: those beyond the limit first, then the oldest first. Some may be
     /// clean by now.
     dirty: VecDeque<(u32, KeyHash)>,
 }
@@ -176,8 +180,8 @@ impl SlotTable {
             }),
             waiting: AtomicUsize::new(0),
             dirty: zeros(),
-            kept: AtomicUsize::new(0),
-            dirty_mark: if dirty == DirtyBlocks::MayBeLost { MAY_BE_LOST } else { KEPT },
+            must_be_written: AtomicUsize::new(0),
+            dirty_mark: if dirty == DirtyBlocks::MayBeLost { MAY_BE_LOST } else { MUST_BE_WRITTEN },
             uses: zeros(),
             is_writing_back: AtomicBool::new(false),
             limit: AtomicU32::new(slots),
@@ -203,7 +207,7 @@ impl SlotTable {
         taken.map(|slots| TakenSlots::new(self, slots))
     }
 
-    /// Takes slots, and waits for them.
+    /// Takes slots. If there are not enough, it waits until they are free, or until the job stops.
     pub(crate) async fn take(
         self: &Arc<Self>,
         count: usize,
@@ -218,7 +222,7 @@ impl SlotTable {
             Err(waiting) => waiting,
         };
         control.set_waits(Some((Arc::clone(self) as _, waiting.arrival)));
-        // A raise in between did not find the table.
+        // A raise before `set_waits` did not find the table.
         if control.priority() > priority {
             self.raise(waiting.arrival, control.priority());
         }
@@ -249,12 +253,13 @@ impl SlotTable {
         }
     }
 
+    /// Takes slots now, or adds the job to those that wait.
     fn enter(
         self: &Arc<Self>,
         count: usize,
         priority: Priority,
     ) -> Result<Result<TakenSlots, NoRoom>, WaitingForSlots> {
-        // Before the look at the pins: who unpins later sees it.
+        // Before the pins are read: a thread that unpins later sees this job.
         self.waiting.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let mut effects = DeferredEffects::default();
@@ -298,9 +303,9 @@ impl SlotTable {
         }
         if state.free.len() < count {
             // A search of the policy would visit each dirty block.
-            let kept = self.kept.load(Ordering::SeqCst);
-            let clean = self.index.len().saturating_sub(kept);
-            if kept > 0 && state.free.len() + clean < count {
+            let dirty = self.must_be_written.load(Ordering::SeqCst);
+            let clean = self.index.len().saturating_sub(dirty);
+            if dirty > 0 && state.free.len() + clean < count {
                 effects.lacks = count - state.free.len();
                 return Err(Shortage::Now);
             }
@@ -309,9 +314,9 @@ impl SlotTable {
             let (mut key, mut dirty) = (None, 0);
             let mut take = |slot| {
                 let may_leave = || {
-                    let is_kept = self.mark(slot) == KEPT;
-                    dirty += usize::from(is_kept);
-                    !is_kept
+                    let must_be_written = self.mark(slot) == MUST_BE_WRITTEN;
+                    dirty += usize::from(must_be_written);
+                    !must_be_written
                 };
                 key = self.index.evict(slot, may_leave);
                 key
@@ -331,7 +336,7 @@ impl SlotTable {
         Ok(state.free.split_off(rest))
     }
 
-    /// Gives slots to the jobs that wait, in their order.
+    /// Grants slots to the jobs that wait, in their order. No lock may be held.
     pub(crate) fn retry(&self) {
         let mut effects = DeferredEffects::default();
         let mut state = lock(&self.state);
@@ -397,8 +402,8 @@ impl SlotTableState {
         self.waiters.keys().next().is_none_or(|(Reverse(first), _)| priority > *first)
     }
 
-    /// The slots that are neither quarantined nor claimed. No job waits for a claim, because nothing tells when
-    /// it ends.
+    /// The slots that are neither quarantined nor claimed. No job waits for a claim, because its
+    /// end wakes no thread.
     fn slots(&self) -> usize {
         let unused = self.quarantined.len() + self.claimed.len();
         to_usize(self.limit.into()).saturating_sub(unused)
@@ -413,7 +418,7 @@ impl SlotTableState {
         self.leases.keys().filter(|slot| **slot < self.limit).count()
     }
 
-    /// Why a job that asks for so many slots does not fit, if it does not.
+    /// Why a job never gets `requested` slots, if so.
     fn never(&self, requested: usize) -> Option<NoRoom> {
         let slots = self.slots();
         if requested > slots {

@@ -5,9 +5,10 @@ use terrane_core::sync::lock;
 use crate::store::slot_table::{MOST_DAMAGES, PinnedSlot, SlotTable};
 
 impl SlotTable {
-    /// Counts a damage of a slot whose block was just removed from the index. The slot is not free
-    /// yet, because the pin keeps it. Returns whether the slot is now quarantined: no job gets it until
-    /// the store is opened again. A slot that the device cannot read is, after one damage.
+    /// Counts a damage of a slot whose block was just removed from the index. `pin` keeps the slot
+    /// from being free yet. Returns whether the slot is now quarantined: no job gets it until the
+    /// store is opened again. Corrupt bytes count once, and a slot that the device cannot read is
+    /// quarantined at once.
     pub(crate) fn note_damage(&self, pin: &PinnedSlot, is_corrupt: bool) -> bool {
         let by = if is_corrupt { 1 } else { MOST_DAMAGES };
         let mut state = lock(&self.state);

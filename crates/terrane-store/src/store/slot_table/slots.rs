@@ -11,12 +11,12 @@ use crate::KeyHash;
 use crate::index::StoredBlock;
 use crate::store::slot_table::SlotTable;
 
-/// Slots that a job fills. Slots that it does not keep are freed on drop.
+/// Slots that a job fills. Slots that it does not [keep](Self::keep) are freed on drop.
 ///
 /// After a panic in the job's task they are freed with the last request that uses them.
 ///
-/// On drop the kept ones become evictable, the last one first. The keys of a job are those of a prefix,
-/// its head first, and a block is useless without the blocks before it.
+/// On drop the blocks in kept slots become evictable, the last one first. The keys are those of a
+/// prefix, its head first, and a block is useless without the blocks before it.
 pub(crate) struct TakenSlots {
     shared: Arc<SharedSlots>,
     kept: Vec<KeptSlot>,
@@ -29,8 +29,8 @@ type KeptSlot = (usize, KeyHash, u32);
 pub(crate) struct SharedSlots {
     table: Arc<SlotTable>,
     slots: Mutex<Vec<Option<u32>>>,
-    /// Whether requests shared them, and may have written them. Relaxed: the job sets it before its requests
-    /// begin.
+    /// Whether requests share the slots and may have written them. Relaxed: the job sets it before
+    /// its requests begin.
     is_shared: AtomicBool,
 }
 
@@ -51,14 +51,15 @@ impl TakenSlots {
         lock(&self.shared.slots).len()
     }
 
-    /// Gives a slot back.
+    /// Frees a slot before the others.
     pub(crate) fn free(&mut self, index: usize) {
         if let Some(slot) = self.shared.take(index) {
-            self.shared.give_back(&[slot]);
+            self.shared.free(&[slot]);
         }
     }
 
-    /// Keeps the slots for a request that writes them, after a panic in the task.
+    /// For a request that writes the slots: they stay taken until it ends, also after a panic in
+    /// the task.
     pub(crate) fn share(&self) -> Arc<SharedSlots> {
         self.shared.is_shared.store(true, Ordering::Relaxed);
         Arc::clone(&self.shared)
@@ -94,11 +95,11 @@ impl SharedSlots {
     fn free_all(&self) {
         let slots: Vec<u32> = lock(&self.slots).iter_mut().filter_map(Option::take).collect();
         if !slots.is_empty() {
-            self.give_back(&slots);
+            self.free(&slots);
         }
     }
 
-    fn give_back(&self, slots: &[u32]) {
+    fn free(&self, slots: &[u32]) {
         if self.is_shared.load(Ordering::Relaxed) {
             self.table.free_written(slots);
         } else {

@@ -9,14 +9,14 @@ use terrane_core::sync::lock;
 
 use crate::store::slot_table::SlotTable;
 
-/// With fewer slots, other threads take longer to start than they save.
-const MANY: usize = 1 << 18;
+/// With fewer slots, one thread is faster: other threads take longer to start than they save.
+const MANY_SLOTS: usize = 1 << 18;
 
 impl SlotTable {
-    /// Takes note of the blocks of a recovery, which were added to the index, and frees all other
-    /// slots. It is called once, before the first use of the table.
+    /// Adds the blocks of a recovery, which the index has, to the eviction policy, and frees all
+    /// other slots. It is called once, before the first use of the table.
     pub(crate) fn start(&self, threads: NonZeroUsize) {
-        let threads = if self.index.capacity() < MANY { 1 } else { threads.get() };
+        let threads = if self.index.capacity() < MANY_SLOTS { 1 } else { threads.get() };
         // An empty index is not searched.
         let is_used = match self.index.len() {
             0 => Box::default(),

@@ -1,10 +1,12 @@
-//! A job's place among those that wait for slots.
+//! Jobs that wait for slots.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use terrane_core::sync::lock;
 
+use crate::slab::Priority;
 use crate::store::job::one_shot::OneShot;
 use crate::store::job::result::NoRoom;
 use crate::store::slot_table::SlotTable;
@@ -12,7 +14,8 @@ use crate::store::slot_table::SlotTable;
 /// The slots that a waiting job receives.
 pub(super) type Grant = OneShot<Result<Vec<u32>, NoRoom>>;
 
-/// A job that waits for slots. Dropping it gives up the place, and the slots if they came.
+/// A job that waits for slots. On drop it leaves the queue, and frees slots that were granted
+/// meanwhile.
 pub(super) struct WaitingForSlots {
     pub(super) table: Arc<SlotTable>,
     pub(super) arrival: u64,
@@ -35,5 +38,17 @@ impl Drop for WaitingForSlots {
             // The next one may fit.
             self.table.retry_for_waiters();
         }
+    }
+}
+
+impl SlotTable {
+    /// The highest priority of a job that waits.
+    pub(crate) fn waiting_priority(&self) -> Option<Priority> {
+        lock(&self.state).waiters.keys().next().map(|(Reverse(priority), _)| *priority)
+    }
+
+    /// The number of jobs that wait.
+    pub(crate) fn waiters(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
     }
 }

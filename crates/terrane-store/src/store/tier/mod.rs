@@ -1,4 +1,4 @@
-//! The tiers of a store.
+//! The tiers of a store: their slot tables, memory, files and counts.
 
 pub(crate) mod counters;
 
@@ -10,7 +10,7 @@ use terrane_transfer::{Endpoint, Hold, SlotSet};
 
 use crate::disk::{Catalog, DirectoryLock};
 use crate::slab::{SlabBuffers, Slabs};
-use crate::store::copy::copies::Turns;
+use crate::store::copy::copies::YieldingCopies;
 use crate::store::group::{EndpointFacts, GroupInfo, host_buffers};
 use crate::store::job::result::BlockResult;
 use crate::store::query::presence::TierId;
@@ -33,7 +33,7 @@ pub(crate) struct Tier {
 pub(crate) struct TierBlocks {
     pub(crate) endpoint: Endpoint,
     pub(crate) facts: EndpointFacts,
-    /// The store hands out the block ids itself.
+    /// All block ids of the endpoint. The slot table allocates them.
     pub(crate) _ids: SlotSet,
 }
 
@@ -71,14 +71,14 @@ impl Tier {
 }
 
 impl TierBlocks {
-    /// Keeps transfers from a slot that other code writes. When it drops, the block counts as written:
-    /// a transfer that failed earlier may have left it incomplete.
+    /// Keeps transfers from a slot that other code writes. When the hold drops, the block counts as
+    /// written, even if a failed transfer had left it incomplete.
     pub(crate) fn hold(&self, slot: u32) -> Result<Hold, BlockResult> {
         self.endpoint.hold_for_write(&[slot]).map_err(BlockResult::failed)
     }
 
-    /// Copies a block of so many bytes from host memory to a slot on this thread, and holds the slot
-    /// meanwhile. Fails if the job is stopped.
+    /// Copies a block of `length` bytes from host memory to a slot on this thread, and holds the
+    /// slot meanwhile. Fails if a transfer uses the slot, or if the job is stopped.
     ///
     /// # Safety
     ///
@@ -87,14 +87,14 @@ impl TierBlocks {
     #[expect(unsafe_code, reason = "the memory is named by addresses")]
     pub(crate) async unsafe fn copy_in(
         &self,
-        turns: &mut Turns<'_>,
+        yielding: &mut YieldingCopies<'_>,
         info: &GroupInfo,
         (slot, length): (u32, u32),
         from: &SlabBuffers,
     ) -> Result<(), BlockResult> {
         let _hold = self.hold(slot)?;
         // SAFETY: the caller keeps the contract of the call. The slot is memory of this tier.
-        unsafe { turns.copy(from, &self.buffers(info, slot, length)).await }
+        unsafe { yielding.copy(from, &self.buffers(info, slot, length)).await }
     }
 
     /// The first range of the memory of the slots, which an I/O queue may register.

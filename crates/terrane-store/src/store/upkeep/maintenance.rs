@@ -11,8 +11,8 @@ use terrane_core::sync::{lock, wait_until};
 use crate::error::StoreError;
 use crate::store::job::one_shot::OneShot;
 
-/// How often the length of the journal is looked at: after so many records.
-const RECORDS_BETWEEN_LOOKS: u64 = 1024;
+/// The length of the journal is checked after this many records.
+const RECORDS_BETWEEN_CHECKS: u64 = 1024;
 
 /// The work of the sync thread.
 #[derive(Default)]
@@ -20,7 +20,7 @@ pub(crate) struct Maintenance {
     state: Mutex<Work>,
     changed: Condvar,
     records: AtomicU64,
-    /// That of the state, to read without its lock.
+    /// Whether the state has an end, to read without its lock.
     is_stopping: AtomicBool,
 }
 
@@ -60,14 +60,14 @@ pub(crate) enum Step {
     Syncs(Vec<(Request, Arc<Reply>)>),
     Clear(Arc<Reply>),
     Checkpoint,
-    /// Frees the disk blocks of slots that a smaller tier has not.
+    /// Frees the disk blocks of slots that the tier no longer has.
     Punch,
     Export(PathBuf),
     Stop,
 }
 
 impl Maintenance {
-    /// Asks the sync thread for it, and waits for the answer.
+    /// Sends a request to the sync thread, and waits for the answer.
     pub(crate) async fn request(&self, request: Request) -> Answer {
         let reply = Arc::new(Reply::new());
         {
@@ -81,11 +81,11 @@ impl Maintenance {
         reply.receive().await
     }
 
-    /// A record was added to the catalog. Returns whether it is time to look at the journal.
+    /// Counts a record that was added to the catalog. Returns whether the journal is to be checked.
     pub(crate) fn recorded(&self) -> bool {
         // Relaxed: a count that orders nothing.
         let records = self.records.fetch_add(1, Ordering::Relaxed) + 1;
-        records.is_multiple_of(RECORDS_BETWEEN_LOOKS)
+        records.is_multiple_of(RECORDS_BETWEEN_CHECKS)
     }
 
     pub(crate) fn request_checkpoint(&self) {

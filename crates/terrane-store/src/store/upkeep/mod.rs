@@ -1,4 +1,5 @@
-//! The thread that makes blocks durable: syncs, clears, checkpoints, exports of metrics.
+//! The sync thread: its requests (`maintenance`), and its work: syncs, clears, checkpoints, freed
+//! disk blocks, exports of metrics.
 
 pub(crate) mod maintenance;
 
@@ -121,20 +122,20 @@ impl StoreCore {
             return;
         };
         // Such a slot stays unused as long as the tier does not grow.
-        let turn = lock(&self.resizing);
+        let resizing = lock(&self.resizing);
         let removed = self.disk_tables().try_for_each(|table| self.remove_retired(table, disk));
-        drop(turn);
+        drop(resizing);
         // A crash must not bring the records back without the bytes.
         let synced = removed.map_err(Arc::new).and_then(|()| self.sync_now().records);
         if let Err(error) = synced {
             tracing::debug!(%error, "disk blocks of a smaller tier stay reserved");
             return;
         }
-        let turn = lock(&self.resizing);
+        let resizing = lock(&self.resizing);
         let errors: Vec<_> =
             self.disk_tables().filter_map(|table| table.punch(&disk.slabs).err()).collect();
         // A subscriber of the trace may resize the store.
-        drop(turn);
+        drop(resizing);
         for error in errors {
             // Without holes in files, the disk blocks stay reserved.
             tracing::debug!(%error, "disk blocks of a smaller tier stay reserved");

@@ -7,10 +7,10 @@ use crate::table_memory::{filled, prefetch};
 
 /// The block of each slot: 32 bytes a slot.
 ///
-/// A slot's block is written under the lock of its key's shard, and read under it or between two looks at
-/// the shard's count of changes. The fields are atomic so that this needs no unsafe code. Lock and
-/// count order them, so that every access is relaxed.
-pub(super) struct SlotTable {
+/// A slot's block is written under the lock of its key's shard. It is read under that lock, or
+/// between two reads of the shard's count of changes. The fields are atomic so that this needs no
+/// unsafe code. Every access is relaxed, because the lock and the count order them.
+pub(super) struct SlotBlocks {
     slots: Box<[SlotEntry]>,
 }
 
@@ -29,7 +29,7 @@ struct SlotEntry {
 /// Set in a slot's pins when its block has left the index: the last pin frees the slot.
 const REMOVED: u32 = 1 << 31;
 
-impl SlotTable {
+impl SlotBlocks {
     pub(super) fn new(slots: u32) -> Self {
         Self { slots: filled(usize::try_from(slots).unwrap_or(usize::MAX), Default::default) }
     }

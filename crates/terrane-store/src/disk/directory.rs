@@ -1,4 +1,4 @@
-//! Files of a directory of the file system.
+//! A directory of the file system, as the catalog uses its files.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -102,8 +102,8 @@ impl Directory {
     }
 }
 
-/// Takes the permissions of other users from a folder that was there before. Its owner must be the user of
-/// this process, also for root: the owner can read and replace what is in it.
+/// Removes the permissions of other users from a folder that existed. Its owner must be the user of
+/// this process, also for root: an owner can read and replace its files.
 fn make_private(descriptor: &OwnedFd, path: &Path) -> Result<(), CatalogError> {
     let found = fstat(descriptor).map_err(|error| at(path, "fstat", error))?;
     let (owner, user) = (found.st_uid, geteuid().as_raw());
@@ -144,7 +144,7 @@ impl Files for Directory {
             OpenMode::Create => OFlags::CREATE,
             OpenMode::CreateNew => OFlags::CREATE | OFlags::EXCL,
         };
-        Ok(Box::new(RealFile(File::from(self.open_file(name, create)?))))
+        Ok(Box::new(DirectoryFile(File::from(self.open_file(name, create)?))))
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<(), OsError> {
@@ -182,9 +182,9 @@ impl Files for Directory {
 }
 
 #[derive(Debug)]
-struct RealFile(File);
+struct DirectoryFile(File);
 
-impl OpenFile for RealFile {
+impl OpenFile for DirectoryFile {
     fn length(&self) -> Result<u64, OsError> {
         let metadata = self.0.metadata().map_err(|error| OsError::from_io("fstat", &error))?;
         Ok(metadata.len())
