@@ -18,10 +18,14 @@ use super::error::CatalogError;
 use super::files::{DirectoryLock, Files, OpenFile, OpenMode};
 use super::folder::failure;
 use super::lock::{DirectoryIdentity, ProcessLock};
+use super::names;
 
 /// Only the owner may read what was cached.
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
+
+/// How often a file is created to see its owner, while other processes do the same.
+const ATTEMPTS: u32 = 100;
 
 /// A directory of the file system, by its descriptor: it may be renamed while it is open.
 #[derive(Debug)]
@@ -107,7 +111,8 @@ impl Directory {
 fn make_private(descriptor: &OwnedFd, path: &Path) -> Result<(), CatalogError> {
     let found = fstat(descriptor).map_err(|error| at(path, "fstat", error))?;
     let (owner, user) = (found.st_uid, geteuid().as_raw());
-    if owner != user {
+    // A file system may give files another owner than the user of the process: NFS with `root_squash`, CIFS.
+    if owner != user && owner_of_new_files(descriptor, path)? != Some(owner) {
         return Err(CatalogError::OtherUser { path: path.to_owned(), owner, user });
     }
     let mode = || -> Result<u32, CatalogError> {
@@ -123,6 +128,25 @@ fn make_private(descriptor: &OwnedFd, path: &Path) -> Result<(), CatalogError> {
         mode if mode & !DIRECTORY_MODE == 0 => Ok(()),
         mode => Err(CatalogError::NotPrivate { path: path.to_owned(), mode }),
     }
+}
+
+/// The owner that the file system gives to a file that this process creates in the folder. `None` if it may
+/// create none.
+fn owner_of_new_files(folder: &OwnedFd, path: &Path) -> Result<Option<u32>, CatalogError> {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
+    for _ in 0..ATTEMPTS {
+        // One that a killed process left. Another process that looks at its own has it open.
+        let _ = unlinkat(folder, names::PROBE, AtFlags::empty());
+        let created = match openat(folder, names::PROBE, flags, Mode::from_raw_mode(FILE_MODE)) {
+            Err(Errno::EXIST) => continue,
+            Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => return Ok(None),
+            created => created.map_err(|error| at(path, "openat", error))?,
+        };
+        let found = fstat(&created).map_err(|error| at(path, "fstat", error));
+        let _ = unlinkat(folder, names::PROBE, AtFlags::empty());
+        return Ok(Some(found?.st_uid));
+    }
+    Err(at(path, "openat", Errno::EXIST))
 }
 
 fn os(operation: &'static str, error: Errno) -> OsError {

@@ -107,10 +107,13 @@ pub enum CatalogError {
         mode: u32,
     },
     /// Another user owns the directory. That user can read and replace its files.
+    ///
+    /// Some file systems give files a fixed owner. There, a directory with the owner of a new file of this
+    /// process is not refused.
     #[error(
-        "the directory {path:?} belongs to user {owner} and this process runs as user {user}; run it as \
-         user {owner}, give the directory and its files to user {user} with chown, or use another \
-         directory"
+        "the directory {path:?} belongs to user {owner}; this process runs as user {user}, and its new \
+         files there do not belong to user {owner}; run it as user {owner}, give the directory and its \
+         files to user {user} with chown, or use another directory"
     )]
     OtherUser {
         /// The path.

@@ -6,6 +6,9 @@ pub(crate) const LOCK: &str = "lock";
 /// The file that says who the owner is.
 pub(crate) const OWNER: &str = "owner";
 
+/// A file that lives for a moment, to see which owner the file system gives to new files.
+pub(crate) const PROBE: &str = "owner.probe";
+
 /// Both superblocks.
 pub(crate) const SUPERBLOCKS: [&str; 2] = ["superblock.a", "superblock.b"];
 

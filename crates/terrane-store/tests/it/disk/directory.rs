@@ -323,3 +323,30 @@ fn a_folder_of_another_user_is_refused_and_stays_as_it_is() {
     drop(open(directory.path()).unwrap());
     drop(open(directory.path()).unwrap());
 }
+
+#[test]
+fn a_folder_with_the_owner_that_its_file_system_gives_to_files_is_used() {
+    const TEST: &str =
+        "disk::directory::a_folder_with_the_owner_that_its_file_system_gives_to_files_is_used";
+    const OTHER: u32 = 65_534;
+    in_child(TEST, || {
+        // SAFETY: the call takes a plain number. The kernel gives this id to new files of the thread.
+        let set = |id| unsafe { libc::setfsuid(id).cast_unsigned() };
+        // The call returns the id before it, and nothing else tells a refusal.
+        let as_other = |id| [set(id), set(id)][1] == id;
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let is_other = as_other(OTHER);
+        let permitted = is_other.then_some(()).ok_or(std::io::ErrorKind::PermissionDenied.into());
+        let Some(()) = or_skipped(TEST, permitted.map_err(std::io::Error::into)) else { return };
+        for _ in 0..2 {
+            drop(open(directory.path()).unwrap());
+            assert!(!directory.path().join("model/owner.probe").exists());
+        }
+        // Without that owner, it is the folder of another user.
+        assert!(as_other(0));
+        let error = open(directory.path()).unwrap_err();
+        assert!(matches!(error, CatalogError::OtherUser { owner: OTHER, .. }), "{error}");
+        assert!(!directory.path().join("model/owner.probe").exists());
+    });
+}
