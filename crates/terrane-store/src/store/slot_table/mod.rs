@@ -31,6 +31,7 @@ use crate::store::job::control::{JobControl, PriorityQueue};
 use crate::store::job::result::{BlockResult, NoRoom};
 use crate::store::query::presence::TierId;
 
+pub(crate) use resize::Retired;
 pub(crate) use slots::{LeasedSlot, PinnedSlot, SharedSlots, TakenSlots};
 use waiting::{Grant, WaitingForSlots};
 
@@ -112,6 +113,8 @@ struct SlotTableState {
     limit: u32,
     /// Free slots beyond the limit.
     retired: BTreeSet<u32>,
+    /// How often the limit became higher: slots left the retired ones.
+    growths: u64,
     /// How often each slot lost its block to damage. Few slots ever do.
     damages: HashMap<u32, u8>,
     /// Free slots that no job gets any more, because the device damages their blocks.
@@ -170,6 +173,7 @@ impl SlotTable {
                 free: Vec::new(),
                 limit: slots,
                 retired: BTreeSet::new(),
+                growths: 0,
                 damages: HashMap::new(),
                 quarantined: BTreeSet::new(),
                 claimed: Vec::new(),

@@ -9,6 +9,12 @@ use crate::error::StoreError;
 use crate::slab::Slabs;
 use crate::store::slot_table::{DeferredEffects, MUST_BE_WRITTEN, SlotTable};
 
+/// Slots beyond the limit that no block or job has. They stay so until the tier grows.
+pub(crate) struct Retired {
+    pub(crate) slots: Vec<u32>,
+    growths: u64,
+}
+
 impl SlotTable {
     /// Sets the number of slots that are used. Returns the slots beyond it, whose blocks the caller
     /// [evicts](Self::evict_all_beyond).
@@ -26,6 +32,7 @@ impl SlotTable {
                 self.put_back(&mut state, slot);
             }
         } else {
+            state.growths += 1;
             let retired = std::mem::take(&mut state.retired);
             retired.into_iter().rev().for_each(|slot| self.put_back(&mut state, slot));
         }
@@ -78,16 +85,22 @@ impl SlotTable {
         state.dirty.front().is_some_and(|(slot, _)| *slot >= state.limit)
     }
 
-    /// The slots beyond the limit that no block or job has. They stay so until the tier grows.
-    pub(crate) fn retired(&self) -> Vec<u32> {
-        lock(&self.state).retired.iter().copied().collect()
+    /// The slots beyond the limit that no block or job has.
+    pub(crate) fn retired(&self) -> Retired {
+        let state = lock(&self.state);
+        Retired { slots: state.retired.iter().copied().collect(), growths: state.growths }
     }
 
-    /// Frees the disk blocks of the slots beyond the limit that no block, job or record has. It
-    /// blocks.
-    pub(crate) fn punch(&self, slabs: &Slabs) -> Result<(), StoreError> {
-        let mut retired = self.retired();
-        retired.retain(|&slot| self.index.last_key(slot).is_none());
+    /// Those of the slots that are beyond the limit since they were listed. Others may have got a block
+    /// meanwhile, and later removals need not be durable.
+    pub(crate) fn still_retired(&self, listed: Retired) -> Vec<u32> {
+        let is_same = lock(&self.state).growths == listed.growths;
+        if is_same { listed.slots } else { Vec::new() }
+    }
+
+    /// Frees the disk blocks of slots beyond the limit. The removals of their last blocks are durable.
+    pub(crate) fn punch(&self, slabs: &Slabs, removed: Retired) -> Result<(), StoreError> {
+        let retired = self.still_retired(removed);
         for run in retired.chunk_by(|before, after| before + 1 == *after) {
             if let (Some(&first), Some(&last)) = (run.first(), run.last()) {
                 slabs.punch(self.group, first..last + 1)?;

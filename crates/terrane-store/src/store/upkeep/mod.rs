@@ -16,7 +16,7 @@ use crate::disk::CatalogError;
 use crate::error::StoreError;
 use crate::store::Store;
 use crate::store::shared::StoreCore;
-use crate::store::slot_table::SlotTable;
+use crate::store::slot_table::{Retired, SlotTable};
 use crate::store::tier::DiskParts;
 use crate::store::upkeep::maintenance::{Answer, Request, Step};
 
@@ -123,17 +123,26 @@ impl StoreCore {
         };
         // Such a slot stays unused as long as the tier does not grow.
         let resizing = lock(&self.resizing);
-        let removed = self.disk_tables().try_for_each(|table| self.remove_retired(table, disk));
+        let tables = self.disk_tables();
+        let removed = tables.map(|table| Ok((table, self.remove_retired(table, disk)?)));
+        let removed: Result<Vec<_>, StoreError> = removed.collect();
         drop(resizing);
         // A crash must not bring the records back without the bytes.
-        let synced = removed.map_err(Arc::new).and_then(|()| self.sync_now().records);
-        if let Err(error) = synced {
-            tracing::debug!(%error, "disk blocks of a smaller tier stay reserved");
-            return;
-        }
+        let synced = removed.map_err(Arc::new).and_then(|removed| {
+            self.sync_now().records?;
+            Ok(removed)
+        });
+        let removed = match synced {
+            Ok(removed) => removed,
+            Err(error) => {
+                tracing::debug!(%error, "disk blocks of a smaller tier stay reserved");
+                return;
+            }
+        };
         let resizing = lock(&self.resizing);
-        let errors: Vec<_> =
-            self.disk_tables().filter_map(|table| table.punch(&disk.slabs).err()).collect();
+        // Not those that were returned during the sync: a crash may bring their records back.
+        let punched = removed.into_iter().map(|(table, slots)| table.punch(&disk.slabs, slots));
+        let errors: Vec<_> = punched.filter_map(Result::err).collect();
         // A subscriber of the trace may resize the store.
         drop(resizing);
         for error in errors {
@@ -146,9 +155,11 @@ impl StoreCore {
         self.tiers.last().into_iter().flat_map(|tier| &tier.tables)
     }
 
-    /// Records that the last blocks of the retired slots are gone.
-    fn remove_retired(&self, table: &SlotTable, disk: &DiskParts) -> Result<(), StoreError> {
-        table.retired().into_iter().try_for_each(|slot| self.remove_last(table, disk, slot))
+    /// Records that the last blocks of the retired slots are gone, and returns these slots.
+    fn remove_retired(&self, table: &SlotTable, disk: &DiskParts) -> Result<Retired, StoreError> {
+        let retired = table.retired();
+        retired.slots.iter().try_for_each(|&slot| self.remove_last(table, disk, slot))?;
+        Ok(retired)
     }
 
     /// Writes the file aside and renames it, so that a reader sees a whole one.
@@ -212,5 +223,28 @@ mod tests {
             drop(store);
             assert_eq!(open().0.prefix(0, &[b"first"]), 0);
         });
+    }
+    #[test]
+    fn a_slot_that_is_returned_after_its_tier_shrank_is_not_punched_with_those_before_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, _) = of_16_blocks(directory.path()).open().unwrap();
+        let core = store.core();
+        let disk = core.disk.as_ref().unwrap();
+        let table = &core.tiers[0].tables[0];
+        let taken = table.try_take(1).unwrap();
+        let slot = taken.slot(0).unwrap();
+        table.set_limit(0);
+        let before = core.remove_retired(table, disk).unwrap();
+        assert_eq!(before.slots.len(), 15);
+        // The sync runs now, and knows nothing of the removal for this slot.
+        drop(taken);
+        assert!(table.retired().slots.contains(&slot));
+        let punched = table.still_retired(before);
+        assert!(punched.len() == 15 && !punched.contains(&slot), "{punched:?}");
+        // Slots that a larger tier had in between may have got blocks.
+        let before = core.remove_retired(table, disk).unwrap();
+        table.set_limit(16);
+        table.set_limit(0);
+        assert!(table.still_retired(before).is_empty());
     }
 }
