@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use terrane_core::sync::lock;
@@ -144,7 +144,21 @@ impl JobControl {
         drop(before);
     }
 
-    /// Waits for a future. Fails if the job is cancelled or its deadline passes before.
+    /// Waits for this time, a cancellation or the deadline.
+    pub(crate) async fn pause(&self, time: Duration) -> Result<(), BlockResult> {
+        let ends = Instant::now() + time;
+        let mut timer: Option<Timer> = None;
+        let waited = poll_fn(|context| {
+            if ends <= Instant::now() {
+                return Poll::Ready(());
+            }
+            timer.get_or_insert_with(|| self.executor.timer(ends, context.waker().clone()));
+            Poll::Pending
+        });
+        self.until(waited).await
+    }
+
+    /// Waits for a future, a cancellation or the deadline.
     pub(crate) async fn until<F: Future>(&self, future: F) -> Result<F::Output, BlockResult> {
         let mut future = pin!(future);
         let mut timer: Option<Timer> = None;

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use terrane_core::convert::to_usize;
 
@@ -22,6 +22,9 @@ const KEYS_AT_ONCE: usize = 64;
 
 /// A write-back writes this many blocks or more, if there are as many.
 const LEAST_AT_ONCE: usize = 8;
+
+/// The time between two looks whether copies still claim the slots that a write-back needs.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 
 /// The most attempts of a durable put. The disk tier may evict blocks of the job for others of it.
 const MOST_ROUNDS: usize = 4;
@@ -126,6 +129,11 @@ impl StoreCore {
                 let blocks = table.take_dirty(most);
                 if !blocks.is_empty() {
                     let results = WriteDown::internal(&task, tier).blocks(blocks).await;
+                    let has_no_room = results.iter().any(|it| matches!(it, BlockResult::NoRoom(_)));
+                    if has_no_room && WriteDown::internal(&task, tier).may_have_room_later(group) {
+                        // Nothing tells when the copies that claim slots end.
+                        let _ = task.control.pause(BETWEEN_LOOKS).await;
+                    }
                     table.end_write_back();
                     // No waiting job starts the write of blocks beyond the limit: go on with those.
                     let is_stopped = task.control.stopped().is_some();
@@ -216,7 +224,6 @@ impl StoreCore {
 mod tests {
     use std::sync::mpsc;
     use std::thread;
-    use std::time::Duration;
 
     use super::*;
     use crate::store::open::builder::tests::of_16_blocks;

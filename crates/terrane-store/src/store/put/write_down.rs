@@ -244,15 +244,23 @@ impl<'a> WriteDown<'a> {
         }
     }
 
+    /// Whether the tier below may have room for a block of the group later.
+    pub(crate) fn may_have_room_later(&self, group: u16) -> bool {
+        let below = self.task.core.below(self.from).and_then(|below| below.table(group));
+        below.is_some_and(|table| table.may_have_room_later())
+    }
+
     /// Ends the write of blocks that cannot be written. Dirty ones may be evicted now, so that nothing
     /// waits for them without end. They stay dirty if the job was stopped, and if the caller's job
-    /// found no room: then the store itself may find some later.
+    /// found no room: then the store itself may find some later. They also stay so if there may be room
+    /// once copies have ended.
     fn give_up(&self, blocks: Vec<OwnBlock>, result: &BlockResult, results: &mut [BlockResult]) {
         for OwnBlock { dirty: DirtyBlock { index, key, pin }, claim } in blocks {
             drop(claim);
             let is_stopped = matches!(result, BlockResult::Cancelled | BlockResult::TimedOut);
-            let is_no_room = matches!(result, BlockResult::NoRoom(_)) && !self.is_internal;
-            if is_stopped || is_no_room {
+            let is_no_room = matches!(result, BlockResult::NoRoom(_));
+            let may_be_later = || !self.is_internal || self.may_have_room_later(pin.table.group);
+            if is_stopped || is_no_room && may_be_later() {
                 pin.table.requeue_dirty(key, pin.block.slot);
             } else if pin.table.is_pin_dirty(&pin) {
                 pin.table.allow_loss(pin.block.slot);

@@ -109,6 +109,14 @@ impl SlotTable {
         state.dirty.len() > to_usize(state.limit.into()) / 2
     }
 
+    /// Whether a job that found no room for one block here may find some by itself: copies claim slots, or
+    /// there is room by now.
+    pub(crate) fn may_have_room_later(&self) -> bool {
+        let mut state = lock(&self.state);
+        self.free_unclaimed(&mut state);
+        !state.claimed.is_empty() || state.never(1).is_none()
+    }
+
     /// Adds a dirty block to the list again, because it could not be written.
     pub(crate) fn requeue_dirty(&self, key: KeyHash, slot: u32) {
         if self.mark(slot) == MUST_BE_WRITTEN {

@@ -326,7 +326,6 @@ impl SlotTable {
                 key
             };
             let Some(slot) = self.policy.evict(&mut take) else {
-                // Copies may claim the slots of blocks that just left.
                 let shortage = state.shortage(count);
                 if dirty > 0 && shortage == Shortage::Now {
                     effects.lacks = count - state.free.len();
@@ -334,7 +333,14 @@ impl SlotTable {
                 return Err(shortage);
             };
             effects.evicted.extend(key);
+            let free = state.free.len();
             self.put_back(state, slot);
+            // A copy claims the slot. Further evictions would be for nothing.
+            if state.free.len() == free
+                && let Some(never) = state.never(count)
+            {
+                return Err(Shortage::Never(never));
+            }
         }
         let rest = state.free.len() - count;
         Ok(state.free.split_off(rest))

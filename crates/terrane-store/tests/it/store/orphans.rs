@@ -1,9 +1,13 @@
 //! Copies that go on after their job has ended: their slots are used again only when they have ended.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
-use terrane_store::{BlockGroup, BlockResult, Blocks, Job, JobOutcome, NoRoom, Store, TierId};
+use terrane_store::{
+    BlockGroup, BlockResult, Blocks, Job, JobOptions, JobOutcome, MemoryTier, NoRoom, Store,
+    TierId, WritePolicy,
+};
 use terrane_testkit::engine::Fault;
 
 use super::devices::{Machine, ordered};
@@ -148,5 +152,52 @@ fn a_resize_keeps_slots_of_orphaned_copies_aside() {
     rig.store.resize(HOST, bytes(&rig.machine, 4)).unwrap();
     assert_eq!(rig.slots(), (4, 0));
     rig.put_ok(4..8);
+    assert_at_rest(&rig.store);
+}
+
+#[test]
+fn a_put_that_no_longer_fits_beside_an_orphaned_copy_evicts_no_further_blocks() {
+    let rig = Rig::new(6);
+    for number in 0..6 {
+        rig.put_ok(number..number + 1);
+    }
+    let job = rig.hang(|| rig.get(12));
+    rig.orphan(job);
+    assert_too_small(&rig.put(6..12).wait(), 6, 5);
+    // The oldest block left, whose slot the copy reads.
+    assert_eq!((rig.store.prefix(0, &keys(0..1)), rig.store.prefix(0, &keys(1..6))), (0, 5));
+    rig.machine.engine.end_orphaned();
+    assert_at_rest(&rig.store);
+}
+
+#[test]
+fn a_block_stays_until_an_orphaned_copy_leaves_room_for_it_in_a_slower_tier() {
+    let machine = Machine::new();
+    let group = BlockGroup::of_layout("kv", machine.cache.layout());
+    let slower = MemoryTier::system("slower", bytes(&machine, 1));
+    let builder = Store::builder().group(group).host(bytes(&machine, 2)).memory_tier(slower);
+    let builder = builder.manager(&machine.manager).write_policy(WritePolicy::Back);
+    let (store, _) = builder.open().unwrap();
+    let rig = Rig { machine, store };
+    rig.put_ok(0..1);
+    assert!(rig.store.sync().unwrap().wait().is_ok());
+    for slots in [0, 2] {
+        rig.store.resize(HOST, bytes(&rig.machine, slots)).unwrap();
+    }
+    let job = rig.hang(|| rig.get(12));
+    rig.orphan(job);
+    rig.put_ok(1..2);
+    rig.put_ok(2..3);
+    // Both blocks are in the faster tier alone.
+    let (ids, keys_of_3) = ids_and_keys(3..4);
+    let put = |options: JobOptions| {
+        let source = Blocks::new(&rig.machine.cache, &ids);
+        rig.store.put(&keys_of_3, source, options, ()).unwrap().wait()
+    };
+    let outcome = put(ordered().deadline(Instant::now() + Duration::from_millis(200)));
+    assert!(matches!(outcome.results[..], [BlockResult::TimedOut]), "{outcome:?}");
+    assert_eq!(rig.store.prefix(0, &keys(1..3)), 2);
+    rig.machine.engine.end_orphaned();
+    assert!(put(ordered()).is_ok());
     assert_at_rest(&rig.store);
 }
