@@ -24,6 +24,15 @@ impl OrphanedClaims {
     pub fn has(&self, block: u32) -> bool {
         self.0.is_orphaned(block)
     }
+
+    /// The number of claims of orphaned transfers that have ended. It takes no lock.
+    ///
+    /// As long as it does not change, no block becomes free of such claims: then there is no need to ask
+    /// [`has`](Self::has) again for blocks that were claimed. Read it before that.
+    #[must_use]
+    pub fn ended(&self) -> usize {
+        self.0.orphaned_ended()
+    }
 }
 
 terrane_core::debug_fields!(OrphanedClaims {});

@@ -186,9 +186,11 @@ fn ids_of_an_orphaned_copy_are_free_once_it_has_ended() {
     rig.engine.orphan_hung();
     end_of(completion).result.unwrap_err();
     assert_eq!(orphaned(), [[true, true, false]; 2]);
+    let ended = || [source.ended(), destination.ended()];
+    assert_eq!(ended(), [0; 2]);
     assert_eq!((slots.free(), &slots.take_up_to(4)[..]), (2, &[2, 3][..]));
     rig.engine.end_orphaned();
-    assert_eq!(orphaned(), [[false; 3]; 2]);
+    assert_eq!((orphaned(), ended()), ([[false; 3]; 2], [1; 2]));
     assert_eq!(slots.take(4).unwrap().len(), 4);
 }
 

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use terrane_core::sync::lock;
+use terrane_transfer::OrphanedClaims;
 
 use crate::store::slot_table::{CLEAN, MOST_DAMAGES, SlotTable, SlotTableState};
 
@@ -49,8 +50,16 @@ impl SlotTable {
         }
     }
 
-    /// Frees the claimed slots whose orphaned copies have ended. It wakes no job.
+    /// Frees the claimed slots whose orphaned copies have ended. It checks none if no copy has ended since
+    /// the last check, and wakes no job.
     pub(super) fn free_unclaimed(&self, state: &mut SlotTableState) {
+        if state.claimed.is_empty() {
+            return;
+        }
+        let ended = self.orphaned.as_ref().map(OrphanedClaims::ended);
+        if std::mem::replace(&mut state.orphaned_ended, ended) == ended {
+            return;
+        }
         let claimed = std::mem::take(&mut state.claimed);
         claimed.into_iter().for_each(|slot| self.put_back(state, slot));
     }

@@ -121,6 +121,8 @@ struct SlotTableState {
     quarantined: BTreeSet<u32>,
     /// Free slots that an orphaned copy may still read or write.
     claimed: Vec<u32>,
+    /// The number of orphaned claims that had ended at the last check of the claimed slots.
+    orphaned_ended: Option<usize>,
     /// The number of leases of each slot that leases pin.
     leases: HashMap<u32, u32>,
     waiters: BTreeMap<(Reverse<Priority>, u64), Waiter>,
@@ -177,6 +179,7 @@ impl SlotTable {
                 damages: HashMap::new(),
                 quarantined: BTreeSet::new(),
                 claimed: Vec::new(),
+                orphaned_ended: None,
                 leases: HashMap::new(),
                 waiters: BTreeMap::new(),
                 arrivals: 0,

@@ -61,6 +61,8 @@ struct SharedTable {
     /// The number of claims whose holders failed while the blocks may still be accessed. It changes under
     /// the lock.
     orphaned: AtomicUsize,
+    /// The number of those claims that have ended. It changes under the lock.
+    orphaned_ended: AtomicUsize,
     claims: Mutex<TableState>,
 }
 
@@ -111,8 +113,10 @@ impl HazardTable {
         let owner = OwnerProcess::current();
         // Relaxed: only uniqueness is needed.
         let number = NEXT.fetch_add(1, atomic::Ordering::Relaxed);
-        let (orphaned, claims) = (AtomicUsize::new(0), Mutex::new(claims));
-        Self { shared: Arc::new(SharedTable { number, owner, orphaned, claims }) }
+        let [orphaned, orphaned_ended] = [(); 2].map(|()| AtomicUsize::new(0));
+        let claims = Mutex::new(claims);
+        let shared = SharedTable { number, owner, orphaned, orphaned_ended, claims };
+        Self { shared: Arc::new(shared) }
     }
 
     /// Whether an orphaned transfer claims the block. Without any orphaned transfer, it takes no lock.
@@ -121,6 +125,12 @@ impl HazardTable {
         self.shared.orphaned.load(atomic::Ordering::Acquire) > 0
             && self.check_owner().is_ok()
             && self.lock().is_orphaned(block)
+    }
+
+    /// The number of claims of orphaned transfers that have ended. It takes no lock.
+    pub(crate) fn orphaned_ended(&self) -> usize {
+        // Acquire: who sees the count sees that the claim is gone.
+        self.shared.orphaned_ended.load(atomic::Ordering::Acquire)
     }
 
     /// Fails in a forked process, where the table must not be locked: a thread of the parent may
@@ -370,6 +380,7 @@ impl Drop for Claim {
         claims.counts.remove(&entry.blocks, entry.access);
         if entry.is_orphaned {
             self.table.orphaned.fetch_sub(1, atomic::Ordering::Release);
+            self.table.orphaned_ended.fetch_add(1, atomic::Ordering::Release);
         }
         match (entry.access, self.written.get()) {
             (Access::Read, _) | (_, Some(Written::Nothing)) => {}
