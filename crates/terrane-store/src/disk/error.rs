@@ -53,17 +53,21 @@ pub enum CatalogError {
         /// The bytes that a superblock has for them.
         limit: usize,
     },
-    /// The store has too many groups.
-    #[error("{groups} groups were requested and a store has at most {limit}; use fewer groups")]
+    /// The store has too many groups, or was created with too many by an older build.
+    #[error(
+        "the store has {groups} groups and the limit is {limit}; use fewer groups, in another namespace \
+         or directory if the store exists"
+    )]
     TooManyGroups {
         /// The number of groups.
         groups: usize,
         /// The maximum number.
         limit: usize,
     },
-    /// The slots of a group are too large.
+    /// The slots of a group are too large, or an older build created the store with such slots.
     #[error(
-        "group {group} has slots of {slot_bytes} bytes and the limit is {limit}; split its blocks"
+        "group {group} has slots of {slot_bytes} bytes and the limit is {limit}; split its blocks, in \
+         another namespace or directory if the store exists"
     )]
     SlotTooLarge {
         /// The index of the group.

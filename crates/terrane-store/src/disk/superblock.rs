@@ -52,6 +52,8 @@ pub(crate) enum Found {
     Valid(Box<Superblock>),
     /// A superblock of another version.
     Version(u32),
+    /// A whole superblock that an older build wrote, with more groups or larger slots than the limits.
+    TooMuch(Box<CatalogError>),
     /// It does not begin as a superblock does.
     Foreign,
     /// It was cut short or damaged.
@@ -137,7 +139,11 @@ impl Superblock {
             FORMAT_VERSION => {}
             version => return Found::Version(version),
         }
-        decode_body(bytes).map_or(Found::Damaged, |block| Found::Valid(Box::new(block)))
+        let Some(block) = decode_body(bytes) else { return Found::Damaged };
+        match Self::check(&block.namespace, &block.groups) {
+            Ok(()) => Found::Valid(Box::new(block)),
+            Err(error) => Found::TooMuch(Box::new(error)),
+        }
     }
 
     /// The fields in which the store differs from what its opener asks for. The numbers of slots may
@@ -191,16 +197,14 @@ fn length_of(count: usize) -> [u8; 2] {
 
 fn decode_body(bytes: &[u8; SUPERBLOCK]) -> Option<Superblock> {
     let (groups, fields) = (u16_at(bytes, 12), u16_at(bytes, 14));
-    if usize::from(groups) > MOST_GROUPS {
-        return None;
-    }
     let mut rest = bytes.get(HEAD..END)?;
-    let mut slots = Vec::with_capacity(usize::from(groups));
+    // Without a capacity: a superblock may state more groups than fit in it.
+    let mut slots = Vec::new();
     for _ in 0..groups {
         let (group, behind) = rest.split_at_checked(GROUP_BYTES)?;
         rest = behind;
         slots.push(GroupSlots {
-            slot_bytes: Some(u64_at(group, 0)).filter(|&bytes| bytes <= MOST_SLOT_BYTES)?,
+            slot_bytes: u64_at(group, 0),
             slots: u32_at(group, 8),
             fingerprint: array_at(group, 16),
         });
@@ -280,11 +284,9 @@ mod tests {
     #[test]
     fn impossible_content_with_a_true_checksum_is_damage() {
         let whole = block().bytes();
-        let changes: [(usize, &[u8]); 11] = [
+        let changes: [(usize, &[u8]); 10] = [
             (12, &[0xff, 0xff]),
             (12, &[65, 0]),
-            // A slot of 4 GiB.
-            (HEAD + 4, &[1]),
             (14, &[0xff, 0xff]),
             (16, &[0xff; 8]),
             (24, &[0xff; 8]),
@@ -301,6 +303,17 @@ mod tests {
             let sum = crc(&bytes[..END]);
             put(&mut bytes, END, &sum.to_le_bytes());
             assert_eq!(Superblock::decode(&bytes), Found::Damaged, "{at}");
+        }
+    }
+
+    #[test]
+    fn a_whole_superblock_beyond_the_limits_is_not_damaged() {
+        let limit = MOST_SLOT_BYTES;
+        let large = CatalogError::SlotTooLarge { group: 0, slot_bytes: 1 << 32, limit };
+        let many = CatalogError::TooManyGroups { groups: 65, limit: MOST_GROUPS };
+        for (groups, error) in [(vec![group(1 << 32)], large), (vec![group(1); 65], many)] {
+            let bytes = Superblock { groups, ..block() }.bytes();
+            assert_eq!(Superblock::decode(&bytes), Found::TooMuch(Box::new(error)));
         }
     }
 

@@ -33,8 +33,10 @@ pub(crate) fn load(
     let [first, second] = SUPERBLOCKS;
     let found = [read(folder, first)?, read(folder, second)?];
     for (name, found) in SUPERBLOCKS.iter().zip(&found) {
-        if let Some(Found::Version(found)) = found {
-            return Err(unsupported(folder, name, *found));
+        match found {
+            Some(Found::Version(found)) => return Err(unsupported(folder, name, *found)),
+            Some(Found::TooMuch(error)) => return Err(error.as_ref().clone()),
+            _ => {}
         }
     }
     let blocks = found.each_ref().map(|found| match found {
@@ -86,6 +88,7 @@ pub(crate) fn newest(folder: &Folder) -> Result<Superblock, CatalogError> {
             Some(Found::Version(found)) => {
                 return Err(unsupported(folder, name, found));
             }
+            Some(Found::TooMuch(error)) => return Err(*error),
             Some(Found::Foreign) => {
                 return Err(CatalogError::ForeignSuperblock { file: folder.path.join(name) });
             }

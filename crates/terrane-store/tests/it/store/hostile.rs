@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use terrane_core::checksum::crc64;
+use terrane_store::disk::CatalogError;
 use terrane_store::{StoreError, tools};
 use terrane_testkit::process::in_child;
 
@@ -58,15 +59,25 @@ fn the_slots_that_a_superblock_states_take_no_memory() {
 }
 
 #[test]
-fn a_superblock_with_too_many_groups_or_too_large_slots_is_damaged() {
+fn a_superblock_with_too_many_groups_or_too_large_slots_is_refused_with_the_limit() {
     for (groups, slot_bytes) in [(65, 4096), (100, 4096), (1, 1 << 32), (1, u64::MAX)] {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         closed_store(path);
         state_groups(path, groups, slot_bytes, 4);
-        let error = tools::stat(path, "model").unwrap_err();
-        let StoreError::Catalog(error) = error else { panic!("{error}") };
-        assert!(error.to_string().contains("damaged"), "{error}");
+        let opened = builder(path, 4096, 4).open().map(drop);
+        for error in [tools::stat(path, "model").map(drop), opened].map(Result::unwrap_err) {
+            let StoreError::Catalog(error) = error else { panic!("{error}") };
+            match error {
+                CatalogError::TooManyGroups { groups: found, limit: 64 } => {
+                    assert_eq!(found, usize::from(groups));
+                }
+                CatalogError::SlotTooLarge { group: 0, slot_bytes: found, .. } => {
+                    assert_eq!(found, slot_bytes);
+                }
+                error => panic!("{error}"),
+            }
+        }
     }
 }
 
