@@ -21,7 +21,8 @@
 //! 1. an entry of the gate (`gate.rs`), which a clear closes;
 //! 2. the order of a key (`sharded.rs`): held from the change of the index to its record;
 //! 3. the state of a slot table (`slot_table/mod.rs`);
-//! 4. a shard of claims (`claims.rs`), an eviction policy, a shard of an index, the catalog's state.
+//! 4. a shard of claims (`claims.rs`), an eviction policy, a shard of an index, the catalog's state, the claims of
+//!    transfers on an endpoint (`terrane_transfer::OrphanedClaims::has`).
 //!
 //! The lock of a resize (`StoreCore::resizing`) comes before all of them.
 //!
