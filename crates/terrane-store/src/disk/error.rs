@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use terrane_core::{ForkedProcess, OsError};
 
-use super::owner::StoreOwner;
+use crate::disk::files::owner::StoreOwner;
 
 /// An error of a [`Catalog`](super::Catalog).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -11,17 +11,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use super::directory::Directory;
-use super::error::CatalogError;
-use super::folder::Folder;
-use super::live::LiveRecords;
-use super::names;
-use super::namespace::{GroupSlots, Namespace};
-use super::owner::{self, StoreOwner};
-use super::recovery::{self, Reading};
-use super::stripes::{Placement, Stripes};
-use super::superblock::{Secret, Superblock};
-use super::superblocks;
+use crate::disk::catalog::superblocks;
+use crate::disk::error::CatalogError;
+use crate::disk::files::directory::Directory;
+use crate::disk::files::folder::Folder;
+use crate::disk::files::owner::{self, StoreOwner};
+use crate::disk::format::names;
+use crate::disk::format::namespace::{GroupSlots, Namespace};
+use crate::disk::format::superblock::{Secret, Superblock};
+use crate::disk::live::LiveRecords;
+use crate::disk::recovery::{self, Reading};
+use crate::disk::stripes::{Placement, Stripes};
 
 /// The most readings of the files. The last one is used even if it differs from the one before.
 const MOST_READINGS: u32 = 8;

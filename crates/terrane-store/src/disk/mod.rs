@@ -6,43 +6,29 @@
 //!
 //! The files, their bytes and the rules of recovery are in `docs/store-format.md`.
 
-mod bytes;
 mod catalog;
-mod checkpoint;
-mod directory;
 mod error;
 mod files;
-mod folder;
+mod format;
 mod inspect;
-mod journal;
 mod live;
-mod lock;
-mod names;
-mod namespace;
-mod owner;
-mod record;
 mod recovery;
-mod snapshot;
-mod state;
 mod stripes;
-mod superblock;
-mod superblocks;
-mod write_checkpoint;
 
 pub(crate) use catalog::acquire_striped;
+pub use catalog::snapshot::CatalogSnapshot;
+pub(crate) use catalog::superblocks::random_secret;
+pub use catalog::write_checkpoint::{CheckpointReport, CheckpointWriter};
 pub use catalog::{Catalog, CatalogOptions};
-pub use directory::Directory;
 pub use error::{CatalogError, FieldDifference, FoundStripe, ReadOnlyReason};
+pub use files::directory::Directory;
+pub use files::owner::StoreOwner;
 pub use files::{DirectoryLock, Files, OpenFile, OpenMode};
+pub(crate) use format::namespace::MOST_GROUPS;
+pub use format::namespace::{GroupSlots, Namespace};
+pub use format::record::PutRecord;
+pub use format::superblock::FORMAT_VERSION;
 pub(crate) use inspect::{Inspected, inspect, placement};
 pub use live::{LiveRecord, LiveRecords, Recovered};
-pub(crate) use namespace::MOST_GROUPS;
-pub use namespace::{GroupSlots, Namespace};
-pub use owner::StoreOwner;
-pub use record::PutRecord;
-pub use snapshot::CatalogSnapshot;
 pub(crate) use stripes::Placement;
 pub use stripes::Stripes;
-pub use superblock::FORMAT_VERSION;
-pub(crate) use superblocks::random_secret;
-pub use write_checkpoint::{CheckpointReport, CheckpointWriter};

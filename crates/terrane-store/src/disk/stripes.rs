@@ -12,12 +12,12 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use terrane_core::Alignment;
 
-use super::bytes::{array_at, crc, put, u32_at, u64_at};
-use super::error::{CatalogError, FoundStripe};
-use super::files::{Files, OpenMode};
-use super::folder::{Folder, failure};
-use super::names;
-use super::superblock::{FORMAT_VERSION, Secret};
+use crate::disk::error::{CatalogError, FoundStripe};
+use crate::disk::files::folder::{Folder, failure};
+use crate::disk::files::{Files, OpenMode};
+use crate::disk::format::bytes::{array_at, crc, put, u32_at, u64_at};
+use crate::disk::format::names;
+use crate::disk::format::superblock::{FORMAT_VERSION, Secret};
 use crate::key::KeyHasher;
 
 /// The bytes of a stripe file. They are in one sector.

@@ -8,8 +8,8 @@ use terrane_core::convert::to_u64;
 
 use super::scan::{Gap, Marks};
 use super::source::{Kind, Source};
-use crate::disk::checkpoint::Header;
-use crate::disk::record::Mark;
+use crate::disk::format::checkpoint::Header;
+use crate::disk::format::record::Mark;
 
 /// The records that are lost, and those that are dropped for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -15,9 +15,9 @@ use std::num::NonZeroUsize;
 use terrane_core::convert::to_u64;
 
 use super::error::CatalogError;
-use super::folder::Folder;
-use super::namespace::GroupSlots;
-use super::record::RECORD;
+use crate::disk::files::folder::Folder;
+use crate::disk::format::namespace::GroupSlots;
+use crate::disk::format::record::RECORD;
 use losses::Findings;
 use merge::Merged;
 use scan::{Marks, Scan};

@@ -9,12 +9,12 @@ use terrane_core::convert::{to_u64, to_usize};
 use super::slots::LatestOfSlots;
 use super::source::{Kind, Source};
 use crate::disk::error::CatalogError;
-use crate::disk::folder::Folder;
-use crate::disk::live::LiveRecord;
-use crate::disk::record::{
+use crate::disk::files::folder::Folder;
+use crate::disk::format::record::{
     BATCH, Content, KEY_HEAD, Mark, PutFields, RECORD, RecordBytes, Stamp, are_whole, decode,
     decode_whole, key_head, key_part, key_parts,
 };
+use crate::disk::live::LiveRecord;
 use crate::key::KeyHash;
 use crate::parallel::on_threads;
 

@@ -8,7 +8,7 @@ use std::sync::{Mutex, OnceLock};
 use terrane_core::convert::to_usize;
 use terrane_core::sync::lock;
 
-use crate::disk::namespace::GroupSlots;
+use crate::disk::format::namespace::GroupSlots;
 
 /// The slots of a page of the table. A page is allocated when a record names one of its slots.
 const PAGE: usize = 4096;

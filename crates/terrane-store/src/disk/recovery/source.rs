@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use terrane_core::convert::{to_u64, to_usize};
 
-use crate::disk::checkpoint::Header;
 use crate::disk::error::CatalogError;
+use crate::disk::files::folder::Folder;
 use crate::disk::files::{OpenFile, OpenMode};
-use crate::disk::folder::Folder;
-use crate::disk::names::{self, Name};
-use crate::disk::record::{RECORD, RecordBytes, SEQUENCES, decode};
+use crate::disk::format::checkpoint::Header;
+use crate::disk::format::names::{self, Name};
+use crate::disk::format::record::{RECORD, RecordBytes, SEQUENCES, decode};
 
 /// The longest file that is read: 2^30 records.
 const LONGEST: u64 = 1 << 37;

@@ -3,7 +3,7 @@
 //! A record never straddles a sector, so that a torn write leaves whole records. Each carries its own
 //! checksum and its own sequence number.
 
-use super::bytes::{crc, put, u16_at, u32_at, u64_at, u128_at};
+use crate::disk::format::bytes::{crc, put, u16_at, u32_at, u64_at, u128_at};
 use crate::key::KeyHash;
 
 /// The bytes of a record.

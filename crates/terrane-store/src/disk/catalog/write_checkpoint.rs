@@ -16,13 +16,13 @@ use terrane_core::OsError;
 use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
 
-use super::catalog::Catalog;
-use super::checkpoint::Header;
-use super::error::CatalogError;
-use super::files::{OpenFile, OpenMode};
-use super::journal::Journal;
-use super::names;
-use super::record::{PutRecord, RECORD, Stamp, encode_put};
+use crate::disk::catalog::Catalog;
+use crate::disk::error::CatalogError;
+use crate::disk::files::{OpenFile, OpenMode};
+use crate::disk::format::checkpoint::Header;
+use crate::disk::format::journal::Journal;
+use crate::disk::format::names;
+use crate::disk::format::record::{PutRecord, RECORD, Stamp, encode_put};
 
 /// The bytes that are encoded before they are written.
 const BUFFER: usize = 1 << 20;

@@ -1,5 +1,10 @@
 //! The catalog: which block is in which slot, on disk.
 
+pub(crate) mod snapshot;
+pub(crate) mod state;
+pub(crate) mod superblocks;
+pub(crate) mod write_checkpoint;
+
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,21 +16,20 @@ use terrane_core::OwnerProcess;
 use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
 
-use super::directory::Directory;
-use super::error::{CatalogError, ReadOnlyReason};
-use super::files::{DirectoryLock, Files};
-use super::folder::{Folder, failure};
-use super::live::{LiveRecords, Recovered};
-use super::names;
-use super::namespace::{GroupSlots, Namespace};
-use super::owner;
-use super::record::{PutRecord, Stamp, encode_put, encode_remove};
-use super::recovery::{self, Reading};
-use super::snapshot::CatalogSnapshot;
-use super::state::State;
-use super::stripes::Stripes;
-use super::superblock::{Secret, Superblock};
-use super::superblocks;
+use crate::disk::catalog::snapshot::CatalogSnapshot;
+use crate::disk::catalog::state::State;
+use crate::disk::error::{CatalogError, ReadOnlyReason};
+use crate::disk::files::directory::Directory;
+use crate::disk::files::folder::{Folder, failure};
+use crate::disk::files::owner;
+use crate::disk::files::{DirectoryLock, Files};
+use crate::disk::format::names;
+use crate::disk::format::namespace::{GroupSlots, Namespace};
+use crate::disk::format::record::{PutRecord, Stamp, encode_put, encode_remove};
+use crate::disk::format::superblock::{Secret, Superblock};
+use crate::disk::live::{LiveRecords, Recovered};
+use crate::disk::recovery::{self, Reading};
+use crate::disk::stripes::Stripes;
 use crate::key::KeyHash;
 
 /// The most threads of a recovery, unless the caller names a number. Memory bandwidth limits more.
@@ -56,20 +60,20 @@ pub struct CatalogOptions {
 /// - Verify the checksum at each read: a record may be older than the bytes in its slot.
 #[derive(Debug)]
 pub struct Catalog {
-    pub(super) folder: Folder,
-    pub(super) groups: Vec<GroupSlots>,
-    pub(super) process: OwnerProcess,
+    pub(in crate::disk) folder: Folder,
+    pub(in crate::disk) groups: Vec<GroupSlots>,
+    pub(in crate::disk) process: OwnerProcess,
     /// Not in the state: no lock is needed to read it.
     secret: Secret,
-    pub(super) state: Mutex<State>,
+    pub(in crate::disk) state: Mutex<State>,
     /// Why the state is read-only, to read without its lock.
     read_only: Arc<OnceLock<Arc<ReadOnlyReason>>>,
     /// Held by the thread that syncs. Others wait for it and find their records durable.
-    pub(super) syncing: Mutex<()>,
+    pub(in crate::disk) syncing: Mutex<()>,
     /// Held by a checkpoint or a clear.
-    pub(super) maintenance: Mutex<()>,
+    pub(in crate::disk) maintenance: Mutex<()>,
     /// Set by a clear, so that a running checkpoint ends early.
-    pub(super) is_abandoned: AtomicBool,
+    pub(in crate::disk) is_abandoned: AtomicBool,
     _lock: Box<dyn DirectoryLock>,
 }
 
@@ -311,7 +315,7 @@ impl Catalog {
     }
 
     /// Checks a record against the groups.
-    pub(super) fn check(&self, record: &PutRecord<'_>) -> Result<(), CatalogError> {
+    pub(in crate::disk) fn check(&self, record: &PutRecord<'_>) -> Result<(), CatalogError> {
         let &PutRecord { group, slot, length, key, .. } = record;
         let Some(limits) = self.groups.get(usize::from(group)) else {
             return Err(CatalogError::NoSuchGroup { group, groups: self.groups.len() });
@@ -331,7 +335,7 @@ impl Catalog {
 
     /// Removes journals and checkpoints with lower numbers. Those that stay are removed when the
     /// store is opened.
-    pub(super) fn remove_older(&self, number: u64) {
+    pub(in crate::disk) fn remove_older(&self, number: u64) {
         let names = self.folder.files.list().unwrap_or_default();
         for name in names {
             let is_older = match names::parse(&name) {

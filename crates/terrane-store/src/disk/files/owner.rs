@@ -3,7 +3,7 @@
 //! The owner holds a record lock (`fcntl`) on the file `lock`. A record lock belongs to one process.
 //! A forked child does not have it, so a child that outlives its parent does not keep the directory
 //! locked. A lock of `flock` would stay with the child, because both share the open file. Record
-//! locks do not exclude a second owner in one process; [`lock`](super::lock) does that.
+//! locks do not exclude a second owner in one process; [`lock`](crate::disk::files::lock) does that.
 //!
 //! The file `owner` says who the owner is. It is a file of its own: closing any descriptor of `lock`
 //! in the owner's process would release the lock.
@@ -12,10 +12,10 @@ use std::fmt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::error::CatalogError;
-use super::files::{DirectoryLock, Files, OpenMode};
-use super::folder::failure;
-use super::names;
+use crate::disk::error::CatalogError;
+use crate::disk::files::folder::failure;
+use crate::disk::files::{DirectoryLock, Files, OpenMode};
+use crate::disk::format::names;
 
 /// The most bytes of the file `owner` that are read.
 const LONGEST: usize = 512;

@@ -14,11 +14,11 @@ use rustix::process::geteuid;
 use terrane_core::OsError;
 use terrane_core::convert::to_u64;
 
-use super::error::CatalogError;
-use super::files::{DirectoryLock, Files, OpenFile, OpenMode};
-use super::folder::failure;
-use super::lock::{DirectoryIdentity, ProcessLock};
-use super::names;
+use crate::disk::error::CatalogError;
+use crate::disk::files::folder::failure;
+use crate::disk::files::lock::{DirectoryIdentity, ProcessLock};
+use crate::disk::files::{DirectoryLock, Files, OpenFile, OpenMode};
+use crate::disk::format::names;
 
 /// Only the owner may read what was cached.
 const DIRECTORY_MODE: u32 = 0o700;

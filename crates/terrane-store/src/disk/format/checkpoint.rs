@@ -2,9 +2,9 @@
 //!
 //! All records of a checkpoint have one sequence number, the last before its journal's first.
 
-use super::bytes::{crc, put, u32_at, u64_at};
-use super::record::{RECORD, RecordBytes, SEQUENCES};
-use super::superblock::FORMAT_VERSION;
+use crate::disk::format::bytes::{crc, put, u32_at, u64_at};
+use crate::disk::format::record::{RECORD, RecordBytes, SEQUENCES};
+use crate::disk::format::superblock::FORMAT_VERSION;
 
 const MAGIC: [u8; 8] = *b"TRCHECK\n";
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use terrane_core::OsError;
 use terrane_core::convert::to_u64;
 
-use super::files::{Files, OpenFile, OpenMode};
-use super::names;
+use crate::disk::files::{Files, OpenFile, OpenMode};
+use crate::disk::format::names;
 
 /// The journal that records are added to. Its session created it: the tail of a journal from an
 /// earlier session may be torn, and stays as it is.

@@ -1,6 +1,6 @@
 //! The content of a store: the namespace of its keys and the slots of its groups.
 
-use super::error::CatalogError;
+use crate::disk::error::CatalogError;
 
 /// The maximum number of groups of a store.
 pub(crate) const MOST_GROUPS: usize = 64;

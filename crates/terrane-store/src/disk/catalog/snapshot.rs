@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::error::ReadOnlyReason;
+use crate::disk::error::ReadOnlyReason;
 
 /// Numbers about a catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]

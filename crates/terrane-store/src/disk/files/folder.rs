@@ -6,9 +6,9 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use terrane_core::OsError;
 
-use super::error::CatalogError;
-use super::files::{Files, OpenFile, OpenMode};
-use super::lock;
+use crate::disk::error::CatalogError;
+use crate::disk::files::lock;
+use crate::disk::files::{Files, OpenFile, OpenMode};
 
 /// The files of a store, and the path of their directory for messages.
 #[derive(Clone, Debug)]

@@ -8,10 +8,10 @@ use std::fmt;
 
 use terrane_core::convert::to_u64;
 
-use super::bytes::{array_at, crc, put, u16_at, u32_at, u64_at};
-use super::error::{CatalogError, FieldDifference};
-use super::namespace::{GroupSlots, MOST_GROUPS, MOST_SLOT_BYTES, Namespace};
-use super::stripes::Placement;
+use crate::disk::error::{CatalogError, FieldDifference};
+use crate::disk::format::bytes::{array_at, crc, put, u16_at, u32_at, u64_at};
+use crate::disk::format::namespace::{GroupSlots, MOST_GROUPS, MOST_SLOT_BYTES, Namespace};
+use crate::disk::stripes::Placement;
 
 /// The bytes of a superblock.
 pub(crate) const SUPERBLOCK: usize = 4096;

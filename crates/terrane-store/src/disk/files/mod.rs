@@ -3,6 +3,11 @@
 //! Production uses [`Directory`](super::Directory). Tests record the calls and make every state that
 //! a crash can leave.
 
+pub(crate) mod directory;
+pub(crate) mod folder;
+pub(crate) mod lock;
+pub(crate) mod owner;
+
 use std::fmt;
 
 use terrane_core::OsError;

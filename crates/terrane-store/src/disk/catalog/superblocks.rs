@@ -4,13 +4,13 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use terrane_core::OsError;
 
-use super::error::CatalogError;
-use super::files::OpenMode;
-use super::folder::{Folder, failure};
-use super::names::{self, SUPERBLOCKS};
-use super::namespace::{GroupSlots, Namespace};
-use super::stripes::{Placement, Stripes, check_first};
-use super::superblock::{FORMAT_VERSION, Found, SUPERBLOCK, Secret, Superblock};
+use crate::disk::error::CatalogError;
+use crate::disk::files::OpenMode;
+use crate::disk::files::folder::{Folder, failure};
+use crate::disk::format::names::{self, SUPERBLOCKS};
+use crate::disk::format::namespace::{GroupSlots, Namespace};
+use crate::disk::format::superblock::{FORMAT_VERSION, Found, SUPERBLOCK, Secret, Superblock};
+use crate::disk::stripes::{Placement, Stripes, check_first};
 
 /// The superblock of an open store.
 #[derive(Debug)]

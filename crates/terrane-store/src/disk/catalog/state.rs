@@ -5,17 +5,17 @@ use std::sync::{Arc, OnceLock};
 use terrane_core::OsError;
 use terrane_core::convert::to_u64;
 
-use super::checkpoint::Header;
-use super::error::{CatalogError, ReadOnlyReason};
-use super::files::{OpenFile, OpenMode};
-use super::folder::Folder;
-use super::journal::Journal;
-use super::names::{self, SUPERBLOCKS};
-use super::record::{Mark, RECORD, SEQUENCES, Stamp, encode_mark};
-use super::recovery;
-use super::snapshot::CatalogSnapshot;
-use super::superblock::Superblock;
-use super::superblocks;
+use crate::disk::catalog::snapshot::CatalogSnapshot;
+use crate::disk::catalog::superblocks;
+use crate::disk::error::{CatalogError, ReadOnlyReason};
+use crate::disk::files::folder::Folder;
+use crate::disk::files::{OpenFile, OpenMode};
+use crate::disk::format::checkpoint::Header;
+use crate::disk::format::journal::Journal;
+use crate::disk::format::names::{self, SUPERBLOCKS};
+use crate::disk::format::record::{Mark, RECORD, SEQUENCES, Stamp, encode_mark};
+use crate::disk::format::superblock::Superblock;
+use crate::disk::recovery;
 
 /// The last sequence numbers, which only marks may use. Few marks follow an append.
 const MARGIN: u64 = 1 << 32;

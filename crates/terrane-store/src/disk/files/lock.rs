@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::process::{Flock, FlockType, fcntl_getlk};
 use terrane_core::{OsError, OwnerProcess};
 
-use super::files::DirectoryLock;
+use crate::disk::files::DirectoryLock;
 
 /// A directory: its file system and its inode.
 pub(crate) type DirectoryIdentity = (u64, u64);
@@ -26,11 +26,12 @@ static OWNED: Mutex<Vec<(DirectoryIdentity, OwnerProcess)>> = Mutex::new(Vec::ne
 const ATTEMPTS: u32 = 2000;
 
 /// A thread held the list as this process was forked.
-pub(super) const LOST: OsError = OsError::new("pthread_mutex_lock", Errno::DEADLK.raw_os_error());
+pub(in crate::disk) const LOST: OsError =
+    OsError::new("pthread_mutex_lock", Errno::DEADLK.raw_os_error());
 
 /// A lock of this process on a directory.
 #[derive(Debug)]
-pub(super) struct ProcessLock {
+pub(in crate::disk) struct ProcessLock {
     /// Closing it releases the lock. It is closed before the directory leaves the list.
     descriptor: Option<OwnedFd>,
     directory: DirectoryIdentity,
@@ -41,7 +42,7 @@ impl DirectoryLock for ProcessLock {}
 
 impl ProcessLock {
     /// Locks `directory` by the file that `open` opens. `None` if another owner has it.
-    pub(super) fn acquire(
+    pub(in crate::disk) fn acquire(
         directory: DirectoryIdentity,
         open: impl FnOnce() -> Result<OwnedFd, OsError>,
     ) -> Result<Option<Self>, OsError> {
@@ -68,7 +69,7 @@ impl ProcessLock {
     }
 
     /// Whether an owner has `directory`, by the file that `open` opens, if there is one.
-    pub(super) fn is_held(
+    pub(in crate::disk) fn is_held(
         directory: DirectoryIdentity,
         open: impl FnOnce() -> Result<Option<OwnedFd>, OsError>,
     ) -> Result<bool, OsError> {
@@ -121,7 +122,7 @@ mod tests {
 
     use super::*;
     use crate::disk::CatalogError;
-    use crate::disk::folder::failure;
+    use crate::disk::files::folder::failure;
 
     const DIRECTORY: DirectoryIdentity = (1, 2);
 
