@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_child_that_is_forked_during_an_open_is_told_and_its_parent_goes_on() {
-        const TEST: &str = "disk::lock::tests::a_child_that_is_forked_during_an_open_is_told_and_its_parent_goes_on";
+        const TEST: &str = "disk::files::lock::tests::a_child_that_is_forked_during_an_open_is_told_and_its_parent_goes_on";
         in_child(TEST, || {
             let file = tempfile::NamedTempFile::new().unwrap();
             let open = || Ok(File::options().write(true).open(file.path()).unwrap().into());
