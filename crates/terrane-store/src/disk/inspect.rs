@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 
 use crate::disk::catalog::superblocks;
-use crate::disk::error::CatalogError;
+use crate::disk::error::{CatalogError, FoundStripe};
 use crate::disk::files::directory::Directory;
 use crate::disk::files::folder::Folder;
 use crate::disk::files::owner::{self, StoreOwner};
@@ -84,29 +84,54 @@ pub(crate) fn inspect(directory: &Path, name: &str) -> Result<Inspected, Catalog
 impl Inspected {
     /// Checks that the store has these directories, in this order.
     pub(crate) fn check_directories(&self, directories: &[PathBuf]) -> Result<(), CatalogError> {
-        let name = self.namespace.name();
-        let folders: Vec<PathBuf> =
-            directories.iter().map(|directory| directory.join(name)).collect();
-        // The number first: a directory that is not of the store may not exist.
-        self.placement.check_count(&folders)?;
-        let (Some((first, _)), [_, others @ ..]) = (folders.split_first(), directories) else {
-            return Ok(());
-        };
-        let mut stripes = Stripes::recorded(self.placement);
-        for directory in others {
-            let folder = Directory::open_read_only(directory, name)?;
-            let path = folder.path().to_owned();
-            stripes = stripes.also_in(Arc::new(folder), &path);
-        }
-        stripes.check(first, (self.placement, &self.secret))
+        let recorded = (self.placement, &self.secret);
+        check_directories(directories, self.namespace.name(), recorded)
     }
 }
 
-/// The placement that the store `name` in `directory` records, if there is a store. An opening checks it
-/// again under its lock.
-pub(crate) fn placement(directory: &Path, name: &str) -> Option<Placement> {
-    let files = Arc::new(Directory::open_read_only(directory, name).ok()?);
-    superblocks::placement(&Folder { path: files.path().to_owned(), files })
+/// Checks that the store `name` has these directories, in this order. It changes nothing.
+fn check_directories(
+    directories: &[PathBuf],
+    name: &str,
+    (placement, secret): (Placement, &Secret),
+) -> Result<(), CatalogError> {
+    let folders: Vec<PathBuf> = directories.iter().map(|it| it.join(name)).collect();
+    // The number first: a directory that is not of the store may not exist.
+    placement.check_count(&folders)?;
+    let (Some((first, _)), [_, others @ ..]) = (folders.split_first(), directories) else {
+        return Ok(());
+    };
+    let mut stripes = Stripes::recorded(placement);
+    for (index, directory) in (1..).zip(others) {
+        let folder = match Directory::open_read_only(directory, name) {
+            // The caller's directory is there: not the folder, but the list of directories is wrong.
+            Err(CatalogError::NotFound { path }) if directory.is_dir() => {
+                let (first, found) = (first.to_owned(), FoundStripe::Nothing);
+                return Err(CatalogError::StripeDiffers { first, directory: path, index, found });
+            }
+            opened => opened?,
+        };
+        let path = folder.path().to_owned();
+        stripes = stripes.also_in(Arc::new(folder), &path);
+    }
+    stripes.check(first, (placement, secret))
+}
+
+/// The placement that the store `name` in the first of these directories records, if there is a store. It is
+/// an error if the store records other directories. An opening checks both again under its lock.
+pub(crate) fn placement(
+    directories: &[PathBuf],
+    name: &str,
+) -> Result<Option<Placement>, CatalogError> {
+    let first = directories.first().and_then(|it| Directory::open_read_only(it, name).ok());
+    let Some(files) = first.map(Arc::new) else { return Ok(None) };
+    let folder = Folder { path: files.path().to_owned(), files };
+    let Some((placement, secret)) = superblocks::placement(&folder) else { return Ok(None) };
+    // A store that records no directories may be opened in new ones.
+    if placement.directories != 0 {
+        check_directories(directories, name, (placement, &secret))?;
+    }
+    Ok(Some(placement))
 }
 
 /// Reads until two readings agree, if the store is live, and returns whether it is. It may be

@@ -118,7 +118,8 @@ impl Catalog {
     /// # Errors
     ///
     /// As [`open`](Self::open), and [`CatalogError::DirectoryCount`], [`CatalogError::StripeDiffers`] or
-    /// [`CatalogError::SlotAlignmentDiffers`] if the store records others. Nothing was changed then.
+    /// [`CatalogError::SlotAlignmentDiffers`] if the store records others. No file of the store's data
+    /// was changed then.
     pub fn open_striped(
         files: Arc<dyn Files>,
         directory: &Path,

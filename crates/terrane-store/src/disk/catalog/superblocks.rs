@@ -102,14 +102,14 @@ pub(crate) fn newest(folder: &Folder) -> Result<Superblock, CatalogError> {
     })
 }
 
-/// The placement that the newer of the valid copies records, if one is valid. An opening checks it
-/// again under its lock.
-pub(crate) fn placement(folder: &Folder) -> Option<Placement> {
+/// The placement that the newer of the valid copies records, and the secret, if one is valid. An opening checks
+/// it again under its lock.
+pub(crate) fn placement(folder: &Folder) -> Option<(Placement, Secret)> {
     let valid = SUPERBLOCKS.into_iter().filter_map(|name| match read(folder, name) {
         Ok(Some(Found::Valid(block))) => Some(block),
         _ => None,
     });
-    valid.max_by_key(|block| block.generation).map(|block| block.placement)
+    valid.max_by_key(|block| block.generation).map(|block| (block.placement, block.secret))
 }
 
 /// Writes and syncs the copies, one after the other. An error has the name of the file.

@@ -284,12 +284,13 @@ fn open_disk(
     if disk.slabs.read_only && !builder.persistent {
         return Err(StoreError::ReadOnlyNotPersistent);
     }
-    let first = disk.directories.first().ok_or(StoreError::NoDirectory)?;
+    if disk.directories.is_empty() {
+        return Err(StoreError::NoDirectory);
+    }
     let folder = |directory: &PathBuf| directory.join(namespace.name());
     let folders: Vec<PathBuf> = disk.directories.iter().map(folder).collect();
     // The catalog checks this again under its lock. Here no folder has been created yet.
-    let recorded = placement(first, namespace.name());
-    recorded.unwrap_or_default().check_count(&folders)?;
+    let recorded = placement(&disk.directories, namespace.name())?;
     let open_folder =
         |directory: &PathBuf| Directory::open(directory, namespace.name()).map(Arc::new);
     let opened = disk.directories.iter().map(open_folder).collect::<Result<Vec<_>, _>>()?;

@@ -60,6 +60,13 @@ fn a_store_opens_in_its_own_directories_in_their_order_only() {
             }
         }
     }
+    // A refused opening creates nothing in a directory that is not of the store.
+    let empty = tempfile::tempdir().unwrap();
+    let owner = || fs::read(a.join("model/owner")).unwrap();
+    let before = owner();
+    let error = striped(&[a, empty.path()]).open().map(drop).unwrap_err();
+    assert!(error.to_string().contains("order"), "{error}");
+    assert_eq!((fs::read_dir(&empty).unwrap().count(), owner()), (0, before));
     let report = tools::scrub(&owned(&[a, b]), "model", None).unwrap();
     assert_eq!((report.blocks, report.damaged.len()), (8, 0));
     let (store, recovery) = striped(&[a, b]).open().unwrap();
