@@ -334,4 +334,23 @@ mod tests {
         assert_eq!((report.blocks, report.changed, report.damaged), (1, 1, Vec::new()));
         assert_eq!(verify(&directories, "model", None).unwrap().damaged, []);
     }
+
+    #[test]
+    fn one_valid_superblock_suffices_whatever_the_other_has() {
+        let directory = tempfile::tempdir().unwrap();
+        put(directory.path(), "key", 1);
+        let folder = directory.path().join("model");
+        for name in ["superblock.a", "superblock.b"] {
+            let whole = std::fs::read(folder.join(name)).unwrap();
+            // The first bytes name the format, and the last ones are the checksum.
+            for at in [0, whole.len() - 1] {
+                let mut bytes = whole.clone();
+                bytes[at] ^= 1;
+                std::fs::write(folder.join(name), bytes).unwrap();
+                assert_eq!(list(directory.path(), "model").unwrap().blocks.len(), 1);
+                assert_eq!(scrub(&[directory.path().to_owned()], "model", None).unwrap().blocks, 1);
+            }
+            std::fs::write(folder.join(name), whole).unwrap();
+        }
+    }
 }

@@ -185,6 +185,21 @@ fn a_block_whose_writer_panicked_is_incomplete() {
     assert_eq!(incomplete(&rig.refused(rig.transfer(&[0], &[0]))), [0]);
 }
 
+#[test]
+fn a_writer_names_the_blocks_that_it_did_not_write_completely() {
+    let rig = Rig::new(8);
+    let hold = rig.source.hold_for_write(&[0, 1, 2]).unwrap();
+    let after_end = submit(&rig, rig.transfer(&[2], &[2]).after_end(&hold.ticket()));
+    let after_success = submit(&rig, rig.transfer(&[2], &[3]).after(&hold.ticket()));
+    hold.end_incomplete(&[1]);
+    end_of(after_end).result.unwrap();
+    end_of(after_success).result.unwrap_err();
+    assert_eq!(incomplete(&rig.refused(rig.transfer(&[0, 1, 2], &[0, 1, 2]))), [1]);
+    // The next write completes it.
+    drop(rig.source.hold_for_write(&[1]).unwrap());
+    end_of(submit(&rig, rig.transfer(&[0, 1, 2], &[0, 1, 2]))).result.unwrap();
+}
+
 /// The orphaned copy may still write.
 #[test]
 fn blocks_of_an_orphaned_copy_are_not_used_after_its_transfer_has_ended() {

@@ -84,6 +84,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
         # Lookups and moves fail separately: a lookup needs no memory.
         self._lookups, self._moves = _Outage(), _Outage()
         self._outage_warnings = RateLimitedWarning()
+        # The pools that were registered after the store was opened.
+        self._late_pools = set()
 
     # Host pools: the store is opened with the first page, once all of them are known.
 
@@ -219,7 +221,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
             return [False] * len(keys)
         group = self._rank.group(pool)
         if group is None:
-            if self._moves.warnings.is_due():
+            if pool not in self._late_pools:
+                self._late_pools.add(pool)
                 logger.warning("the pool %s was registered after the store was opened; it is not stored", pool)
             return [False] * len(keys)
         try:

@@ -77,7 +77,7 @@ pub(crate) fn load(
 /// The newer of the valid copies, without a change of any file.
 pub(crate) fn newest(folder: &Folder) -> Result<Superblock, CatalogError> {
     let mut newest: Option<Superblock> = None;
-    let mut damaged = None;
+    let (mut damaged, mut foreign) = (None, None);
     for name in SUPERBLOCKS {
         match read(folder, name)? {
             Some(Found::Valid(block))
@@ -89,16 +89,18 @@ pub(crate) fn newest(folder: &Folder) -> Result<Superblock, CatalogError> {
                 return Err(unsupported(folder, name, found));
             }
             Some(Found::TooMuch(error)) => return Err(*error),
-            Some(Found::Foreign) => {
-                return Err(CatalogError::ForeignSuperblock { file: folder.path.join(name) });
-            }
+            // Damage of the first bytes looks like this, too. The other copy may be valid.
+            Some(Found::Foreign) => foreign = Some(folder.path.join(name)),
             Some(Found::Damaged) => damaged = Some(name.to_owned()),
             Some(Found::Valid(_)) | None => {}
         }
     }
-    newest.ok_or_else(|| match damaged {
-        Some(file) => CatalogError::SuperblockDamaged { directory: folder.path.clone(), file },
-        None => CatalogError::NotFound { path: folder.path.join(SUPERBLOCKS[0]) },
+    newest.ok_or_else(|| match (foreign, damaged) {
+        (Some(file), _) => CatalogError::ForeignSuperblock { file },
+        (None, Some(file)) => {
+            CatalogError::SuperblockDamaged { directory: folder.path.clone(), file }
+        }
+        (None, None) => CatalogError::NotFound { path: folder.path.join(SUPERBLOCKS[0]) },
     })
 }
 

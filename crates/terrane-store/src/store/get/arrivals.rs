@@ -46,8 +46,15 @@ impl SharedHold {
     }
 
     pub(crate) fn release(&self) {
+        self.release_incomplete(&[]);
+    }
+
+    /// Releases a hold whose holder did not write these blocks completely.
+    pub(crate) fn release_incomplete(&self, blocks: &[u32]) {
         let hold = lock(&self.hold).take();
-        drop(hold);
+        if let Some(hold) = hold {
+            hold.end_incomplete(blocks);
+        }
     }
 }
 

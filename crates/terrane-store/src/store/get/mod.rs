@@ -186,7 +186,9 @@ impl Get<'_> {
 
     /// Copies blocks from host memory on this thread, and yields to other tasks.
     async fn copy_out_yielding(&mut self, blocks: Vec<(usize, PinnedSlot)>) {
-        let Some(_hold) = self.hold_destination(&blocks) else { return };
+        let Some(hold) = self.hold_destination(&blocks) else { return };
+        let hold = SharedHold::new(hold);
+        let mut incomplete: Vec<u32> = Vec::new();
         let mut yielding = YieldingCopies::new(&self.task.control);
         for (index, pin) in blocks {
             let Some(from) = self.task.core.host_memory(&pin) else { continue };
@@ -196,9 +198,13 @@ impl Get<'_> {
             let copied = unsafe { yielding.copy(&from, &to).await };
             match copied {
                 Ok(()) => self.got(index, &pin),
-                Err(stopped) => self.set(index, stopped),
+                Err(stopped) => {
+                    incomplete.extend(self.destination.block(index));
+                    self.set(index, stopped);
+                }
             }
         }
+        hold.release_incomplete(&incomplete);
     }
 
     /// Keeps transfers from the destination of these blocks. If it is in use, sets their results, and returns
@@ -305,6 +311,7 @@ impl Get<'_> {
     async fn read(&mut self, reading: Reading) {
         let core = &self.task.core;
         let mut left = reading.indices.len();
+        let mut incomplete: Vec<u32> = Vec::new();
         while left > 0 {
             for (at, result) in reading.arrivals.next().await {
                 left -= 1;
@@ -325,13 +332,14 @@ impl Get<'_> {
                             tier.counters.read_failed(&failure);
                         }
                         core.drop_damaged(self.keys.hash(index), pin, &failure).await;
+                        incomplete.extend(self.destination.block(index));
                         not_read(failure)
                     }
                 };
                 self.set(index, result);
             }
         }
-        reading.hold.release();
+        reading.hold.release_incomplete(&incomplete);
     }
 }
 

@@ -7,6 +7,7 @@ mod disk_only;
 mod faults;
 mod harness;
 mod hostile;
+mod incomplete;
 mod memory_tiers;
 mod orphans;
 mod panics;

@@ -224,7 +224,7 @@ impl Endpoint {
         let ticket = Ticket::new([]);
         let claim = hazards.claim(&ticket, &wanted);
         drop(hazards);
-        let end = EndOfHold { ticket, access };
+        let end = EndOfHold { ticket, access, is_incomplete: false };
         Ok(Hold { claim, _endpoint: self.clone(), end })
     }
 
@@ -351,6 +351,16 @@ impl Hold {
     pub fn ticket(&self) -> Ticket {
         self.end.ticket.clone()
     }
+
+    /// Ends a hold for writing whose holder did not write these blocks completely. They are then
+    /// [incomplete](TransferError::Incomplete), and all other blocks of the hold count as written.
+    /// Transfers that need the success of the hold fail. Ends any other hold as a drop does.
+    pub fn end_incomplete(mut self, blocks: &[u32]) {
+        if self.end.access == Access::Write && !blocks.is_empty() {
+            self.claim.has_written(Written::AllExcept(blocks.into()));
+            self.end.is_incomplete = true;
+        }
+    }
 }
 
 impl Drop for Hold {
@@ -364,12 +374,13 @@ impl Drop for Hold {
 struct EndOfHold {
     ticket: Ticket,
     access: Access,
+    is_incomplete: bool,
 }
 
 impl EndOfHold {
     /// Whether the hold succeeds if it ends now.
     fn succeeds(&self) -> bool {
-        self.access == Access::Read || !std::thread::panicking()
+        !self.is_incomplete && (self.access == Access::Read || !std::thread::panicking())
     }
 }
 

@@ -84,13 +84,15 @@ struct ClaimEntry {
     is_orphaned: bool,
 }
 
-/// The outcome of a write claim that did not fail half-way.
-#[derive(Clone, Copy, Debug)]
+/// The outcome of a write claim that did not fail as a whole.
+#[derive(Clone, Debug)]
 pub(crate) enum Written {
     /// The blocks are unchanged.
     Nothing,
     /// The blocks are fully written.
     All,
+    /// These blocks of the claim may be written in part, and all others are fully written.
+    AllExcept(Box<[u32]>),
 }
 
 impl HazardTable {
@@ -386,6 +388,10 @@ impl Drop for Claim {
             (Access::Read, _) | (_, Some(Written::Nothing)) => {}
             (Access::Write, Some(Written::All)) => {
                 claims.incomplete.remove(&entry.blocks, entry.group, &entry.area);
+            }
+            (Access::Write, Some(Written::AllExcept(blocks))) => {
+                claims.incomplete.remove(&entry.blocks, entry.group, &entry.area);
+                claims.incomplete.add(&Blocks::new(blocks), entry.group, &entry.area);
             }
             (Access::Write, None) => claims.incomplete.add(&entry.blocks, entry.group, &entry.area),
         }

@@ -1,0 +1,55 @@
+//! Destinations in an endpoint that a get did not write completely.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+
+use terrane_store::{BlockGroup, BlockResult, Blocks, JobOptions, Store, tools};
+use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
+
+use super::harness::{assert_at_rest, disk, key, keys, namespace};
+use super::memory_tiers::{engine_layout, fill};
+
+#[test]
+fn a_block_whose_read_failed_is_incomplete_until_it_is_written_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = Endpoint::new(engine_layout(16)).unwrap();
+    let slot_bytes = engine.layout().geometry().block_bytes().get().next_multiple_of(4096);
+    let (store, _) = Store::builder()
+        .group(BlockGroup::of_layout("kv", engine.layout()))
+        .disk(disk(directory.path(), 8 * slot_bytes))
+        .namespace(namespace())
+        .open()
+        .unwrap();
+    let put = |numbers: std::ops::Range<u32>| {
+        let ids: Vec<u32> = numbers.clone().collect();
+        let numbers = numbers.start as usize..numbers.end as usize;
+        numbers.clone().zip(&ids).for_each(|(number, &block)| fill(&engine, block, number));
+        let source = Blocks::new(&engine, &ids);
+        assert!(store.put(&keys(numbers), source, JobOptions::new(), ()).unwrap().wait().is_ok());
+    };
+    let get = || {
+        let to = Blocks::new(&engine, &[8, 9, 10]);
+        store.get(&keys(0..3), to, JobOptions::new(), ()).unwrap().wait().results
+    };
+    put(0..3);
+    let (_, block) = tools::why(directory.path(), "model", 0, &key(1)).unwrap();
+    let slab = directory.path().join("model").join("slab.0.000");
+    let slab = OpenOptions::new().read(true).write(true).open(slab).unwrap();
+    let (at, mut byte) = (u64::from(block.unwrap().slot) * slot_bytes + 100, [0]);
+    slab.read_exact_at(&mut byte, at).unwrap();
+    slab.write_all_at(&[byte[0] ^ 1], at).unwrap();
+
+    use BlockResult::{Corrupt, Done};
+    assert!(matches!(get()[..], [Done { .. }, Corrupt, Done { .. }]));
+    let manager = TransferManager::with_default_engines().unwrap();
+    let copy = || {
+        let transfer = Transfer::new(&engine, &engine).blocks(&[8, 9, 10], &[12, 13, 14]);
+        manager.submit(transfer, ()).map_err(|rejected| rejected.cause)
+    };
+    let error = copy().unwrap_err();
+    assert!(matches!(&error, TransferError::Incomplete { blocks } if *blocks == [9]), "{error}");
+    put(1..2);
+    assert!(get().iter().all(BlockResult::is_ok));
+    copy().unwrap().wait().result.unwrap();
+    assert_at_rest(&store);
+}
