@@ -1,5 +1,8 @@
 //! Resolves paths to files. Re-exports are followed to the definition.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use super::modules::{Import, Modules};
 
 /// The maximum number of imports that are followed for one name, because some import themselves.
@@ -17,19 +20,20 @@ pub enum Target {
 impl Modules {
     /// Returns pairs of files: a file, and another file with an item that the first one names.
     pub fn edges(&self) -> Vec<(usize, usize)> {
+        let resolver = Resolver { modules: self, found: RefCell::default() };
         let mut edges = Vec::new();
         for (index, module) in self.all.iter().enumerate() {
             // A re-export alone does not use the file that it names.
             let imports = module.imports.iter().filter(|import| !import.is_reexport);
             let imported = imports.filter_map(|import| {
-                match (self.resolve(index, &import.path, MOST_STEPS)?, &import.name) {
+                match (resolver.resolve(index, &import.path, MOST_STEPS)?, &import.name) {
                     (Target::Item(found), _) | (Target::Module(found), None) => Some(found),
                     // The paths that begin with the module name its items.
                     (Target::Module(_), Some(_)) => None,
                 }
             });
             let named = module.paths.iter().filter_map(|path| {
-                match self.resolve(index, path, MOST_STEPS)? {
+                match resolver.resolve(index, path, MOST_STEPS)? {
                     Target::Item(found) => Some(found),
                     Target::Module(_) => None,
                 }
@@ -41,21 +45,33 @@ impl Modules {
         edges.dedup();
         edges
     }
+}
 
+/// A name in a module, whether it ends a path, and the number of imports that may be followed.
+type LookUp<'a> = (usize, &'a str, bool, usize);
+
+struct Resolver<'a> {
+    modules: &'a Modules,
+    /// The results so far. Modules that import all names of each other would otherwise be searched
+    /// again for each path between them.
+    found: RefCell<HashMap<LookUp<'a>, Option<Target>>>,
+}
+
+impl<'a> Resolver<'a> {
     /// Resolves a path in the code of a module. `None` if it leads to another crate.
-    fn resolve(&self, from: usize, path: &[String], steps: usize) -> Option<Target> {
+    fn resolve(&self, from: usize, path: &'a [String], steps: usize) -> Option<Target> {
         let steps = steps.checked_sub(1)?;
         let (first, mut rest) = path.split_first()?;
         let mut here = match first.as_str() {
             "crate" => Target::Module(0),
             "self" => Target::Module(from),
-            "super" => Target::Module(self.all[from].parent?),
+            "super" => Target::Module(self.modules.all[from].parent?),
             name => self.look_up(from, name, rest.is_empty(), steps)?,
         };
         while let (Target::Module(module), Some((next, after))) = (here, rest.split_first()) {
             rest = after;
             here = match next.as_str() {
-                "super" => Target::Module(self.all[module].parent?),
+                "super" => Target::Module(self.modules.all[module].parent?),
                 // An item from a macro or another crate counts as that module's.
                 name => {
                     let unseen = rest.is_empty().then_some(Target::Item(module));
@@ -68,11 +84,21 @@ impl Modules {
 
     /// Resolves a name in a module. A module and an item may have the same name. At the end of a
     /// path, the name is the item.
-    fn look_up(&self, module: usize, name: &str, is_last: bool, steps: usize) -> Option<Target> {
-        let here = &self.all[module];
+    fn look_up(&self, module: usize, name: &'a str, is_last: bool, steps: usize) -> Option<Target> {
+        let key = (module, name, is_last, steps);
+        let known = self.found.borrow().get(&key).copied();
+        known.unwrap_or_else(|| {
+            let found = self.search(module, name, is_last, steps);
+            self.found.borrow_mut().insert(key, found);
+            found
+        })
+    }
+
+    fn search(&self, module: usize, name: &'a str, is_last: bool, steps: usize) -> Option<Target> {
+        let here = &self.modules.all[module];
         let child = || here.children.get(name).map(|child| Target::Module(*child));
         let item = || here.items.contains(name).then_some(Target::Item(module));
-        let follow = |import: &Import| self.resolve(module, &import.path, steps);
+        let follow = |import: &'a Import| self.resolve(module, &import.path, steps);
         let import = || {
             let mut imports = here.imports.iter();
             imports.find(|import| import.name.as_deref() == Some(name)).and_then(follow)
