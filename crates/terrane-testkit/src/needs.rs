@@ -53,6 +53,19 @@ pub fn or_skipped<T>(test: &str, found: Result<T, BoxedCause>) -> Option<T> {
     found.inspect_err(|reason| eprintln!("skipped: {test}: {reason}")).ok()
 }
 
+/// Fails with this reason under AddressSanitizer, as `cargo xtask asan` runs the tests.
+///
+/// # Errors
+///
+/// The reason.
+#[expect(clippy::disallowed_methods, reason = "the sanitizer is configured by the environment")]
+pub fn no_sanitizer(reason: &str) -> Result<(), BoxedCause> {
+    match std::env::var_os("ASAN_OPTIONS") {
+        Some(_) => Err(reason.into()),
+        None => Ok(()),
+    }
+}
+
 /// Checks that this much of a device's memory is free.
 ///
 /// # Errors

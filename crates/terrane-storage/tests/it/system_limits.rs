@@ -4,18 +4,13 @@ use std::ptr::null_mut;
 
 use terrane_core::{ByteCount, Memory, RegionRequest};
 use terrane_storage::{FirstTouch, HugePages, SystemAllocator, SystemMemory, SystemOptions};
+use terrane_testkit::needs::{no_sanitizer, or_skipped};
 use terrane_testkit::process::in_child;
 
 use crate::support::skipped;
 
 const PAGE: usize = 4096;
 const REGIONS: usize = 16_384;
-
-/// Whether the tests run under AddressSanitizer, as `cargo xtask asan` runs them.
-#[expect(clippy::disallowed_methods, reason = "the sanitizer is configured by the environment")]
-fn is_sanitized() -> bool {
-    std::env::var_os("ASAN_OPTIONS").is_some()
-}
 
 /// The lines of `/proc/self/maps`.
 fn mappings() -> usize {
@@ -55,8 +50,9 @@ fn touched_region(allocator: &SystemAllocator) -> SystemMemory {
 fn memory_is_freed_if_no_mapping_can_be_split() {
     let test = "system_limits::memory_is_freed_if_no_mapping_can_be_split";
     in_child(test, || {
-        if is_sanitized() {
-            return skipped(test, "AddressSanitizer itself needs more mappings");
+        let needs = no_sanitizer("AddressSanitizer itself needs more mappings");
+        if or_skipped(test, needs).is_none() {
+            return;
         }
         let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
         let limit: usize = limit.trim().parse().unwrap();

@@ -1,8 +1,7 @@
 //! Damages, kills, forks, and what else goes wrong.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -25,25 +24,15 @@ use terrane_testkit::random::Seeded;
 use tracing::{Event, Level};
 
 use super::harness::{
-    assert_at_rest, builder, disk, found, get, key, keys, open, put, put_ok, soon, submit_put,
+    assert_at_rest, builder, damage_byte, disk, found, get, key, keys, open, put, put_ok, soon,
+    submit_put,
 };
 
 const BLOCK: usize = 8192;
 
-fn slab(directory: &Path) -> File {
-    let path = directory.join("model").join("slab.0.000");
-    OpenOptions::new().read(true).write(true).open(path).unwrap()
-}
-
 /// Damages one byte of the block of a key.
 fn damage(directory: &Path, number: usize) {
-    let (_, block) = tools::why(directory, "model", 0, &key(number)).unwrap();
-    let at = u64::from(block.unwrap().slot) * 8192 + 5000;
-    let file = slab(directory);
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, at).unwrap();
-    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
-    file.sync_all().unwrap();
+    damage_byte(directory, number, 8192, 5000);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Stores for tests, and blocks whose bytes follow from their key.
 
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -8,7 +10,7 @@ use terrane_core::{ByteCount, Requirement};
 use terrane_store::disk::Namespace;
 use terrane_store::{
     BlockGroup, BlockResult, Blocks, DiskTier, Job, JobOptions, JobOutcome, Spans, Store,
-    StoreBuilder,
+    StoreBuilder, tools,
 };
 
 pub const KIB: u32 = 1024;
@@ -33,6 +35,29 @@ pub fn builder(directory: &Path, block_bytes: u32, slots: u64) -> StoreBuilder {
 
 pub fn open(directory: &Path, block_bytes: u32, slots: u64) -> Store {
     builder(directory, block_bytes, slots).open().unwrap().0
+}
+
+/// The slab file of the first group.
+pub fn slab(directory: &Path) -> File {
+    let path = directory.join("model").join("slab.0.000");
+    OpenOptions::new().read(true).write(true).open(path).unwrap()
+}
+
+/// Damages one byte, `at` bytes into the block of a key of the first group.
+pub fn damage_byte(directory: &Path, number: usize, slot_bytes: u64, at: u64) {
+    let (_, block) = tools::why(directory, "model", 0, &key(number)).unwrap();
+    let at = u64::from(block.unwrap().slot) * slot_bytes + at;
+    let (file, mut byte) = (slab(directory), [0]);
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    file.sync_all().unwrap();
+}
+
+/// A size of this process, by its name in `/proc/self/status`.
+pub fn process_bytes(name: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
 /// The bytes of the block of a key.

@@ -3,29 +3,17 @@
 use std::fs;
 use std::path::Path;
 
-use terrane_core::BoxedCause;
 use terrane_core::checksum::crc64;
 use terrane_store::disk::CatalogError;
 use terrane_store::{StoreError, tools};
-use terrane_testkit::needs::or_skipped;
+use terrane_testkit::needs::{no_sanitizer, or_skipped};
 use terrane_testkit::process::in_child;
 
-use super::harness::{builder, key, keys, put_ok};
+use super::harness::{builder, key, keys, process_bytes, put_ok};
 
 /// The most memory that this process had so far.
 fn peak() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
-}
-
-/// Fails under AddressSanitizer, as `cargo xtask asan` runs the tests: it keeps freed memory for a while.
-#[expect(clippy::disallowed_methods, reason = "the sanitizer is configured by the environment")]
-fn freed_memory_is_counted() -> Result<(), BoxedCause> {
-    match std::env::var_os("ASAN_OPTIONS") {
-        Some(_) => Err("AddressSanitizer keeps freed memory".into()),
-        None => Ok(()),
-    }
+    process_bytes("VmHWM")
 }
 
 /// Replaces the group of a store by so many of these slots, in both superblocks.
@@ -96,7 +84,7 @@ fn a_superblock_with_too_many_groups_or_too_large_slots_is_refused_with_the_limi
 fn a_verification_reads_a_limited_number_of_bytes_at_once() {
     const TEST: &str = "store::hostile::a_verification_reads_a_limited_number_of_bytes_at_once";
     const LARGE: usize = 16 << 20;
-    if or_skipped(TEST, freed_memory_is_counted()).is_none() {
+    if or_skipped(TEST, no_sanitizer("AddressSanitizer keeps freed memory")).is_none() {
         return;
     }
     in_child(TEST, || {

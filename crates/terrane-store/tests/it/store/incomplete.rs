@@ -1,12 +1,9 @@
 //! Destinations in an endpoint that a get did not write completely.
 
-use std::fs::OpenOptions;
-use std::os::unix::fs::FileExt;
-
-use terrane_store::{BlockGroup, BlockResult, Blocks, JobOptions, Store, tools};
+use terrane_store::{BlockGroup, BlockResult, Blocks, JobOptions, Store};
 use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
 
-use super::harness::{assert_at_rest, disk, key, keys, namespace};
+use super::harness::{assert_at_rest, damage_byte, disk, keys, namespace};
 use super::memory_tiers::{engine_layout, fill};
 
 #[test]
@@ -32,12 +29,7 @@ fn a_block_whose_read_failed_is_incomplete_until_it_is_written_again() {
         store.get(&keys(0..3), to, JobOptions::new(), ()).unwrap().wait().results
     };
     put(0..3);
-    let (_, block) = tools::why(directory.path(), "model", 0, &key(1)).unwrap();
-    let slab = directory.path().join("model").join("slab.0.000");
-    let slab = OpenOptions::new().read(true).write(true).open(slab).unwrap();
-    let (at, mut byte) = (u64::from(block.unwrap().slot) * slot_bytes + 100, [0]);
-    slab.read_exact_at(&mut byte, at).unwrap();
-    slab.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    damage_byte(directory.path(), 1, slot_bytes, 100);
 
     use BlockResult::{Corrupt, Done};
     assert!(matches!(get()[..], [Done { .. }, Corrupt, Done { .. }]));

@@ -1,7 +1,5 @@
 //! Slots that damage their blocks, and removals that a read-only tier refuses.
 
-use std::fs::OpenOptions;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread;
 
@@ -12,26 +10,18 @@ use terrane_store::{
 };
 
 use super::harness::{
-    assert_at_rest, builder, disk, found, get, key, keys, open, put, put_ok, submit_put,
+    assert_at_rest, builder, damage_byte, disk, found, get, key, keys, open, put, put_ok, slab,
+    submit_put,
 };
 
 const BLOCK: usize = 4096;
-
-fn slab(directory: &Path) -> std::fs::File {
-    let path = directory.join("model").join("slab.0.000");
-    OpenOptions::new().read(true).write(true).open(path).unwrap()
-}
 
 fn slot_of(directory: &Path, number: usize) -> u32 {
     tools::why(directory, "model", 0, &key(number)).unwrap().1.unwrap().slot
 }
 
 fn damage(directory: &Path, number: usize) {
-    let at = u64::from(slot_of(directory, number)) * 4096 + 100;
-    let (file, mut byte) = (slab(directory), [0]);
-    file.read_exact_at(&mut byte, at).unwrap();
-    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
-    file.sync_all().unwrap();
+    damage_byte(directory, number, 4096, 100);
 }
 
 fn group(store: &Store) -> GroupSnapshot {

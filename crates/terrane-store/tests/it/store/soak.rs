@@ -20,7 +20,7 @@ use terrane_testkit::leaks::FREES_AT_ONCE;
 use terrane_testkit::process::{allow_seconds, in_child_with};
 use terrane_testkit::random::Seeded;
 
-use super::harness::{assert_at_rest, builder, found, key, soon, submit_put};
+use super::harness::{assert_at_rest, builder, found, key, process_bytes, soon, submit_put};
 
 const TEST: &str = "store::soak::everything_at_once_leaves_no_wrong_byte_and_memory_flat";
 const BLOCK: usize = 8192;
@@ -37,12 +37,6 @@ const MOST_GROWTH: u64 = 16 << 20;
 #[expect(clippy::disallowed_methods, reason = "a longer run is asked for")]
 fn seconds() -> u64 {
     std::env::var("TERRANE_STORE_SOAK_SECONDS").map_or(3, |count| count.parse().unwrap())
-}
-
-fn resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
 #[derive(Default)]
@@ -171,7 +165,7 @@ fn everything_at_once_leaves_no_wrong_byte_and_memory_flat() {
         let mut growth = Vec::new();
         for number in 0.. {
             session(directory.path(), number, &totals);
-            growth.push(resident());
+            growth.push(process_bytes("VmRSS"));
             if Instant::now() >= end && growth.len() >= 4 {
                 break;
             }
