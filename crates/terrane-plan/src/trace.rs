@@ -125,8 +125,8 @@ fn keys_of(line: &str) -> Result<Vec<String>, String> {
     Ok(words.map(str::to_owned).collect())
 }
 
-/// Distances in a stack ordered by last use. A Fenwick tree over times counts the keys by the time
-/// of their last use.
+/// Distances in a stack ordered by last use. A Fenwick tree counts the keys by the time when each
+/// was last used.
 #[derive(Debug, Default)]
 struct StackDistances {
     last_use: HashMap<String, usize>,

@@ -155,8 +155,8 @@ fn check_inline_blocks(grid: &GridLaunch, end: &LaunchEnd) -> Result<(), CudaErr
 }
 
 impl Divisor {
-    /// The largest number that it divides, and the largest divisor: the maximum number of cells, and
-    /// of tiles, of one launch.
+    /// The largest number that it divides, and the largest divisor. A launch has at most this many
+    /// cells and tiles.
     pub(crate) const MAX: u32 = (1 << 31) - 1;
 
     /// `value` is at least 1.

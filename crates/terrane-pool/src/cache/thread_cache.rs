@@ -349,8 +349,8 @@ impl<B> ThreadMagazines<B> {
         before - magazine.blocks.len()
     }
 
-    /// Takes a block from the shared queue, and up to `further` more blocks for the magazine. All
-    /// of them count to the limit.
+    /// Takes a block from the shared queue, and up to `further` more blocks for the magazine. The
+    /// limit counts all these blocks.
     pub(crate) fn refill(&mut self, queue: &ClassQueue<B>, further: usize, now: u64) -> Option<B> {
         let magazine = self.classes.get_mut(queue.class)?;
         // If a sweep has excluded the thread, its magazine may have blocks.

@@ -256,8 +256,8 @@ impl<A: Allocate> Pool<A> {
         self.cache.tag(label)
     }
 
-    /// Frees cached blocks to the upstream until at most `to` bytes are cached. Returns the number
-    /// of bytes freed. Blocks that are released meanwhile may stay cached, and so do free blocks of
+    /// Frees cached blocks to the upstream until at most `to` bytes are cached. Returns the freed
+    /// bytes. Blocks that are released meanwhile may stay cached, and so do free blocks of
     /// a slab that has blocks in use.
     pub fn trim(&self, to: ByteCount) -> ByteCount {
         self.cache.flush_stream_magazines();

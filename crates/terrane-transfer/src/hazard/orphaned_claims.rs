@@ -21,8 +21,8 @@ impl OrphanedClaims {
     /// The owner of a block learns of an orphaned transfer by its outcome. After this, the method returns
     /// `true` until the copy has ended. It takes no lock if no transfer of the endpoint is orphaned.
     ///
-    /// The caller may hold a lock of its own. The method takes only the lock of the endpoint's claims, and no code
-    /// of a caller runs under that.
+    /// The caller may hold another lock. The method takes only the lock of the endpoint's claims,
+    /// under which no foreign code runs.
     #[must_use]
     pub fn has(&self, block: u32) -> bool {
         self.0.is_orphaned(block)

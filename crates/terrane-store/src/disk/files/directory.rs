@@ -135,7 +135,7 @@ fn make_private(descriptor: &OwnedFd, path: &Path) -> Result<(), CatalogError> {
 fn owner_of_new_files(folder: &OwnedFd, path: &Path) -> Result<Option<u32>, CatalogError> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
     for _ in 0..ATTEMPTS {
-        // One that a killed process left. Another process that looks at its own has it open.
+        // A killed process may have left one. A process that reads the owner of its own has it open.
         let _ = unlinkat(folder, names::PROBE, AtFlags::empty());
         let created = match openat(folder, names::PROBE, flags, Mode::from_raw_mode(FILE_MODE)) {
             Err(Errno::EXIST) => continue,

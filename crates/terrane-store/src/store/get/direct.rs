@@ -33,8 +33,8 @@ pub(crate) struct DirectGet {
     pins: SmallVec<[PinnedSlot; 1]>,
 }
 
-/// A copy of few bytes within host memory, on the store's thread. A copy engine would wake a thread
-/// of its own, which wakes the store's.
+/// A copy of few bytes within host memory, on the store's thread. With a copy engine, two threads
+/// would wake: first the engine's, then the store's.
 struct ShortCopy {
     // They drop in this order, also after a panic: the blocks and their endpoint are free before the
     // outcome is published.

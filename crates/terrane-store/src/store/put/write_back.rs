@@ -23,8 +23,8 @@ const KEYS_AT_ONCE: usize = 64;
 /// A write-back writes this many blocks or more, if there are as many.
 const LEAST_AT_ONCE: usize = 8;
 
-/// The time between two looks whether copies still claim the slots that a write-back needs.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+/// The time between two checks of slots that a write-back needs and orphaned copies claim.
+const BETWEEN_CHECKS: Duration = Duration::from_millis(10);
 
 /// The most attempts of a durable put. The disk tier may evict blocks of the job for others of it.
 const MOST_ROUNDS: usize = 4;
@@ -131,8 +131,8 @@ impl StoreCore {
                     let results = WriteDown::internal(&task, tier).blocks(blocks).await;
                     let has_no_room = results.iter().any(|it| matches!(it, BlockResult::NoRoom(_)));
                     if has_no_room && WriteDown::internal(&task, tier).may_have_room_later(group) {
-                        // Nothing tells when the copies that claim slots end.
-                        let _ = task.control.pause(BETWEEN_LOOKS).await;
+                        // The end of a copy that claims slots wakes no thread.
+                        let _ = task.control.pause(BETWEEN_CHECKS).await;
                     }
                     table.end_write_back();
                     // No waiting job starts the write of blocks beyond the limit: go on with those.

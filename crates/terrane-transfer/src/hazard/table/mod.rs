@@ -131,7 +131,7 @@ impl HazardTable {
 
     /// The number of claims of orphaned transfers that have ended. It takes no lock.
     pub(crate) fn orphaned_ended(&self) -> usize {
-        // Acquire: who sees the count sees that the claim is gone.
+        // Acquire: a thread that sees the count also sees that the claim is gone.
         self.shared.orphaned_ended.load(atomic::Ordering::Acquire)
     }
 
