@@ -11,6 +11,7 @@ mod calls;
 mod file_tier;
 mod fio;
 mod memory;
+mod metrics;
 mod mixed;
 mod presence;
 mod restart;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         calls::measure(&arguments, settings, reporter)?;
         mixed::measure(&arguments, reporter)?;
         presence::measure(&arguments, settings, reporter)?;
+        metrics::measure(settings, reporter)?;
         restart::measure(&arguments, settings, reporter)
     })
 }
