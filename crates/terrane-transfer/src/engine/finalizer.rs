@@ -26,8 +26,8 @@ pub(crate) trait OutcomeSink: Send + Sync {
 /// The threads that wait for a transfer, or for a layer of it.
 pub(crate) struct Waiters {
     /// Weak, so that this value keeps neither the outcome nor the caller's guard.
-    sink: Option<Weak<dyn OutcomeSink>>,
-    layers: Option<LayerSignals>,
+    pub(crate) sink: Option<Weak<dyn OutcomeSink>>,
+    pub(crate) layers: Option<LayerSignals>,
 }
 
 impl Waiters {

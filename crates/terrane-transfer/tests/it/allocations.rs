@@ -156,8 +156,9 @@ fn submitting_allocates_as_much_for_many_spans_as_for_few() {
             end_of(completion).result.unwrap();
             counted
         });
-        // The channel to the engine's threads occasionally grows by a block.
-        assert!(many <= few + 2, "{few} for 16 blocks, {many} for 512, {from} to {to}");
+        // The hazards of many blocks are in one allocated list for each end, and the channel to the
+        // engine's threads occasionally grows by a block.
+        assert!(many <= few + 3, "{few} for 16 blocks, {many} for 512, {from} to {to}");
         assert!(few <= 24, "{few} allocations to submit a small transfer");
     });
 }

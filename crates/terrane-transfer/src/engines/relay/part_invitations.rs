@@ -50,16 +50,67 @@ impl WaiterProgress for PartInvitations {
         self.parts().iter().for_each(|part| part.poll());
     }
 
-    /// Every part is called, because a device reports its end only to a thread that polls it.
+    /// Every part is called, because a device reports its end only to a thread that polls it. The
+    /// thread copies for the oldest part first, because parts end one after the other.
     fn poll_blocking(&self) -> bool {
         let mut has_copied = false;
         for part in self.parts() {
-            has_copied |= part.poll_blocking();
+            if has_copied {
+                part.poll();
+            } else {
+                has_copied = part.poll_blocking();
+            }
         }
         has_copied
     }
 
     fn expected_end(&self) -> Option<Range<Instant>> {
         self.parts().iter().filter_map(|part| part.expected_end()).min_by_key(|range| range.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// A part with some pieces to copy.
+    struct Part {
+        left: AtomicUsize,
+        polls: AtomicUsize,
+    }
+
+    impl WaiterProgress for Part {
+        fn poll(&self) {
+            self.polls.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn poll_blocking(&self) -> bool {
+            let taken = |left: usize| left.checked_sub(1);
+            self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).is_ok()
+        }
+    }
+
+    #[test]
+    fn a_waiting_thread_copies_for_the_oldest_part_and_polls_the_others() {
+        let waiters = Waiters { sink: None, layers: None };
+        let invitations = Arc::new(PartInvitations::new(waiters));
+        let parts = [2, 1].map(|pieces| {
+            let part = Part { left: AtomicUsize::new(pieces), polls: AtomicUsize::new(0) };
+            let part = Arc::new(part);
+            let progress: Arc<dyn WaiterProgress> = Arc::<Part>::clone(&part);
+            invitations.invite(&progress);
+            part
+        });
+        let state = || {
+            let of = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+            parts.each_ref().map(|part| (of(&part.left), of(&part.polls)))
+        };
+        assert!(invitations.poll_blocking());
+        assert_eq!(state(), [(1, 0), (1, 1)]);
+        assert!(invitations.poll_blocking() && invitations.poll_blocking());
+        assert_eq!(state(), [(0, 0), (0, 2)]);
+        assert!(!invitations.poll_blocking());
     }
 }

@@ -21,13 +21,17 @@ use crate::side::{Ends, Side};
 ///
 /// It is empty once every chunk has been taken. So the thread that copies the last chunk ends the
 /// job, even if an engine's thread is still waking for it.
-pub(super) struct QueuedJob(Mutex<Option<Arc<ChunkedJob>>>);
+pub(super) struct QueuedJob {
+    bytes: ByteCount,
+    work: Mutex<Option<Arc<ChunkedJob>>>,
+}
 
 impl QueuedJob {
     /// Queues the work, and invites threads that wait for its job.
     pub(super) fn new(work: ChunkedJob) -> Arc<Self> {
         let work = Arc::new(work);
-        let queued = Arc::new(Self(Mutex::new(Some(Arc::clone(&work)))));
+        let bytes = work.job.plan().bytes();
+        let queued = Arc::new(Self { bytes, work: Mutex::new(Some(Arc::clone(&work))) });
         let progress: Arc<Self> = Arc::clone(&queued);
         work.job.invite_waiters(progress);
         // A thread that already waited may have copied everything by now. This then ends the job.
@@ -35,12 +39,21 @@ impl QueuedJob {
         queued
     }
 
+    pub(super) fn bytes(&self) -> ByteCount {
+        self.bytes
+    }
+
+    /// Returns whether the job has ended, was cancelled, or has passed its deadline.
+    pub(super) fn must_stop(&self) -> bool {
+        lock(&self.work).as_ref().is_none_or(|work| work.job.reason_to_stop().is_some())
+    }
+
     /// Copies a chunk that no thread has taken yet. Returns whether there was one.
     pub(super) fn copy_one_chunk(&self) -> bool {
-        let Some(work) = lock(&self.0).clone() else { return false };
+        let Some(work) = lock(&self.work).clone() else { return false };
         let has_copied = work.copy_one_chunk();
         if !has_copied {
-            let last = lock(&self.0).take();
+            let last = lock(&self.work).take();
             last.into_iter().for_each(ChunkedJob::release);
         }
         ChunkedJob::release(work);
