@@ -107,7 +107,7 @@ pub use element::ElementFormat;
 pub use error::{LayoutError, Part, RegionRole};
 pub use fingerprint::{BlockFingerprint, InvalidFingerprint, LayoutFingerprint};
 pub use geometry::{
-    Axis, AxisSteps, Claim, DecodeError, Geometry, GeometryError, GeometryLimits, Index,
+    Axis, AxisSteps, DecodeError, EncodedCount, Geometry, GeometryError, GeometryLimits, Index,
     IndexOutOfRange, InvalidSectionName, Page, PieceStrides, RegionOffset, Section, SectionName,
     SectionShape, Step, Stretches, TensorAxis, TensorForm,
 };
@@ -115,7 +115,7 @@ pub use kind::{BlockDimension, LayoutKind, TokenOrder};
 pub use physical::{PhysicalLayout, RegionRegistration, RegistrationState};
 pub use picture::Picture;
 pub use plan::{LEAST_REGION_ALIGNMENT, LayoutPlan, PaddingReport};
-pub use verify::{Extent, Piece, VerifyReport, Violation, verify, verify_map};
+pub use verify::{Extent, PieceIndex, VerifyReport, Violation, verify, verify_map};
 
 /// Compiles and runs the README's example as a doctest.
 #[cfg(doctest)]

@@ -44,7 +44,7 @@ pub enum DecodeError {
     )]
     OverLimit {
         /// The counted things.
-        claim: Claim,
+        claim: EncodedCount,
         /// The count.
         count: u64,
         /// The largest accepted count.
@@ -84,7 +84,7 @@ pub enum DecodeError {
 /// The things that an encoding counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Claim {
+pub enum EncodedCount {
     /// Blocks.
     Blocks,
     /// Sections of a block.
@@ -93,7 +93,7 @@ pub enum Claim {
     Regions,
 }
 
-terrane_core::display_names!(Claim {
+terrane_core::display_names!(EncodedCount {
     Self::Blocks => "blocks",
     Self::Sections => "sections",
     Self::Regions => "regions",

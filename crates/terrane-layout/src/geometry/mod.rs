@@ -22,7 +22,7 @@ use terrane_core::convert::to_usize;
 use terrane_core::{Alignment, ByteCount};
 
 pub use axis::{Axis, InvalidSectionName, SectionName};
-pub use decode_error::{Claim, DecodeError};
+pub use decode_error::{DecodeError, EncodedCount};
 pub use encoding::GeometryLimits;
 pub use error::GeometryError;
 pub use form::{TensorAxis, TensorForm};
@@ -38,7 +38,7 @@ use crate::config::LayoutConfig;
 use crate::config::field::LARGEST_LAYOUT;
 use crate::error::LayoutError;
 use crate::kind::LayoutKind;
-use crate::verify::findings::Piece;
+use crate::verify::findings::PieceIndex;
 use proof::Proved;
 use regions::RegionLengths;
 
@@ -264,7 +264,7 @@ impl Geometry {
     /// The start of a stretch. Indices are not checked; for an index out of bounds, the result is
     /// meaningless.
     #[must_use]
-    pub fn place_of(&self, piece: Piece) -> RegionOffset {
+    pub fn place_of(&self, piece: PieceIndex) -> RegionOffset {
         let mut at = self.offset(piece.block, piece.layer, piece.section);
         if self.pieces.is_none()
             && let Some(section) = self.sections.get(to_usize(piece.section.into()))

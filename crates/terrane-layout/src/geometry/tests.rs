@@ -155,7 +155,7 @@ fn rows_that_are_apart_are_stretches() {
     assert_eq!(stretches.strides().collect::<Vec<_>>(), [30]);
     let geometry = Geometry::from_sections([section]).unwrap();
     assert!(geometry.pieces().is_none());
-    let piece = Piece { block: 1, layer: 2, section: 0, stretch: 3 };
+    let piece = PieceIndex { block: 1, layer: 2, section: 0, stretch: 3 };
     assert_eq!(geometry.place_of(piece), RegionOffset { region: 0, offset: 120 + 20 + 90 });
     assert_eq!(geometry.block_unit(), Some(ByteCount::new(120)));
     assert_eq!(geometry.alignment_class().get(), 2);

@@ -15,7 +15,7 @@ pub struct Extent {
 
 /// The indices of a contiguous stretch: a whole (block, layer, section) in most layouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Piece {
+pub struct PieceIndex {
     /// The block.
     pub block: u32,
     /// The layer.
@@ -26,7 +26,7 @@ pub struct Piece {
     pub stretch: u32,
 }
 
-impl fmt::Display for Piece {
+impl fmt::Display for PieceIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { block, layer, section, stretch } = self;
         write!(f, "block {block}, layer {layer}, section {section}")?;
@@ -72,13 +72,13 @@ pub enum Violation {
     #[error("the piece of {piece} has no location")]
     Unmapped {
         /// The piece.
-        piece: Piece,
+        piece: PieceIndex,
     },
     /// A piece is not within one region.
     #[error("the piece of {piece}, at {:#x} of {:?}, is not within a region", .place.start, .place.space)]
     OutOfBounds {
         /// The piece.
-        piece: Piece,
+        piece: PieceIndex,
         /// Its start.
         place: Position,
     },
@@ -86,9 +86,9 @@ pub enum Violation {
     #[error("the pieces of {first} and of {second} overlap")]
     Overlap {
         /// The piece that begins first.
-        first: Piece,
+        first: PieceIndex,
         /// The other piece.
-        second: Piece,
+        second: PieceIndex,
     },
     /// Bytes within a region belong to no piece and are not padding.
     #[error(
@@ -100,7 +100,7 @@ pub enum Violation {
         /// The region.
         region: u32,
         /// The piece after the hole.
-        next: Piece,
+        next: PieceIndex,
         /// The length of the hole.
         bytes: ByteCount,
         /// The most bytes of padding.

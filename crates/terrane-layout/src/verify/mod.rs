@@ -16,7 +16,7 @@ mod walk;
 
 use terrane_core::{AddressSpace, ByteCount, Memory, Position};
 
-pub use findings::{Extent, Piece, VerifyReport, Violation};
+pub use findings::{Extent, PieceIndex, VerifyReport, Violation};
 
 use crate::geometry::{Axis, Geometry, PieceStrides, Stretches, axis_count};
 use crate::{LayoutError, PhysicalLayout};
@@ -99,7 +99,7 @@ impl PhysicalLayout {
 pub fn verify_map(
     geometry: &Geometry,
     extents: &[Extent],
-    locate: impl Fn(Piece) -> Option<Position>,
+    locate: impl Fn(PieceIndex) -> Option<Position>,
 ) -> Result<VerifyReport, Violation> {
     let expected = geometry.region_count();
     if u32::try_from(extents.len()) != Ok(expected) {
@@ -144,7 +144,7 @@ enum Stop {
 fn for_each_piece<E>(
     geometry: &Geometry,
     pieces: &PieceStrides,
-    mut visit: impl FnMut(Piece) -> Result<(), E>,
+    mut visit: impl FnMut(PieceIndex) -> Result<(), E>,
 ) -> Result<(), E> {
     let layers_are_outermost = pieces.regions_per_layer() > 0;
     let mut dimensions = [
@@ -155,8 +155,8 @@ fn for_each_piece<E>(
     ];
     dimensions.sort_by_key(|&(outermost, stride, ..)| std::cmp::Reverse((outermost, stride)));
     let [first, second, third] = dimensions.map(|(.., axis, count)| (axis, count));
-    let mut piece = Piece { block: 0, layer: 0, section: 0, stretch: 0 };
-    let set = |piece: &mut Piece, axis, position| match axis {
+    let mut piece = PieceIndex { block: 0, layer: 0, section: 0, stretch: 0 };
+    let set = |piece: &mut PieceIndex, axis, position| match axis {
         Axis::Block => piece.block = position,
         Axis::Layer => piece.layer = position,
         _ => piece.section = position,
@@ -177,7 +177,7 @@ fn for_each_piece<E>(
 /// Visits every stretch of every section, with its length.
 fn for_each_stretch(
     geometry: &Geometry,
-    mut visit: impl FnMut(Piece, u64) -> Result<(), Violation>,
+    mut visit: impl FnMut(PieceIndex, u64) -> Result<(), Violation>,
 ) -> Result<(), Violation> {
     for (number, section) in (0_u32..).zip(geometry.sections()) {
         let stretches = Stretches::of(section);
@@ -185,7 +185,10 @@ fn for_each_stretch(
         for layer in 0..axis_count(section, Axis::Layer) {
             for block in 0..geometry.num_blocks() {
                 for stretch in 0..count {
-                    visit(Piece { block, layer, section: number, stretch }, stretches.bytes())?;
+                    visit(
+                        PieceIndex { block, layer, section: number, stretch },
+                        stretches.bytes(),
+                    )?;
                 }
             }
         }

@@ -27,7 +27,7 @@ fn extents(geometry: &Geometry, longer: u64) -> Vec<Extent> {
         .collect()
 }
 
-fn place(geometry: &Geometry, piece: Piece) -> Position {
+fn place(geometry: &Geometry, piece: PieceIndex) -> Position {
     let at = geometry.place_of(piece);
     Position { space: AddressSpace::Region(at.region), start: at.offset }
 }
@@ -35,7 +35,7 @@ fn place(geometry: &Geometry, piece: Piece) -> Position {
 /// Maps every piece to its location, except one, which is moved.
 fn with_fault(
     geometry: &Geometry,
-    fault: Piece,
+    fault: PieceIndex,
     elsewhere: impl Fn(Position) -> Option<Position>,
 ) -> Result<VerifyReport, Violation> {
     verify_map(geometry, &extents(geometry, 1000), |piece| {
@@ -44,7 +44,7 @@ fn with_fault(
     })
 }
 
-const FAULT: Piece = Piece { block: 2, layer: 1, section: 1, stretch: 0 };
+const FAULT: PieceIndex = PieceIndex { block: 2, layer: 1, section: 1, stretch: 0 };
 
 fn geometries() -> impl Iterator<Item = Geometry> {
     let alignments = [Alignment::BYTE, Alignment::SECTOR];
@@ -88,7 +88,7 @@ fn a_shift_by_one_byte_is_an_overlap() {
 
 #[test]
 fn two_pieces_in_one_place_are_an_overlap() {
-    let other = Piece { block: 4, layer: 2, section: 0, stretch: 0 };
+    let other = PieceIndex { block: 4, layer: 2, section: 0, stretch: 0 };
     for geometry in geometries() {
         let result = with_fault(&geometry, FAULT, |_| Some(place(&geometry, other)));
         let Err(Violation::Overlap { first, second }) = result else { panic!("{result:?}") };
@@ -121,7 +121,7 @@ fn a_piece_moved_behind_all_others_leaves_a_hole() {
 
 #[test]
 fn a_hole_of_one_byte_is_found() {
-    let last = Piece { block: 4, layer: 2, section: 1, stretch: 0 };
+    let last = PieceIndex { block: 4, layer: 2, section: 1, stretch: 0 };
     for geometry in LayoutKind::ALL.map(|kind| geometry(kind, Alignment::BYTE)) {
         let result = with_fault(&geometry, last, |p| Some(Position { start: p.start + 1, ..p }));
         let Err(Violation::Hole { next, bytes, .. }) = result else { panic!("{result:?}") };
@@ -142,7 +142,7 @@ fn another_order_passes_by_sorting() {
     for geometry in geometries() {
         let last = geometry.num_blocks() - 1;
         let backwards = verify_map(&geometry, &extents(&geometry, 0), |piece| {
-            Some(place(&geometry, Piece { block: last - piece.block, ..piece }))
+            Some(place(&geometry, PieceIndex { block: last - piece.block, ..piece }))
         });
         assert_eq!(backwards.unwrap().pieces, 30);
     }

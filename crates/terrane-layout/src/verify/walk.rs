@@ -2,7 +2,7 @@
 
 use terrane_core::{AddressSpace, ByteCount, Position};
 
-use super::findings::{Extent, Piece, VerifyReport, Violation};
+use super::findings::{Extent, PieceIndex, VerifyReport, Violation};
 use crate::geometry::Geometry;
 
 /// The regions in the order of memory, and the filled part of each.
@@ -23,7 +23,7 @@ struct Filled {
     length: u64,
     /// Bytes up to the end of the last piece.
     filled: u64,
-    last: Option<Piece>,
+    last: Option<PieceIndex>,
 }
 
 impl Walk {
@@ -77,7 +77,7 @@ impl Walk {
     /// The index of the region that contains a piece, in the order of memory.
     pub(super) fn find(
         &mut self,
-        piece: Piece,
+        piece: PieceIndex,
         place: Position,
         length: u64,
     ) -> Result<usize, Violation> {
@@ -108,7 +108,7 @@ impl Walk {
     pub(super) fn step(
         &mut self,
         region: usize,
-        piece: Piece,
+        piece: PieceIndex,
         start: u64,
         length: u64,
     ) -> Result<(), Violation> {

@@ -91,9 +91,12 @@ impl<A: Allocate> DispatchSet<A> {
     /// [`StagingError::NoFences`], with the unchanged set, if there are streams and the area has no
     /// fences.
     #[expect(clippy::result_large_err, reason = "the error contains the set")]
-    pub fn begin(mut self, streams: &[StreamId]) -> Result<Launched<A>, (Self, StagingError)> {
+    pub fn begin(
+        mut self,
+        streams: &[StreamId],
+    ) -> Result<LaunchedDispatch<A>, (Self, StagingError)> {
         match self.lease.begin(streams) {
-            Ok(()) => Ok(Launched { set: self }),
+            Ok(()) => Ok(LaunchedDispatch { set: self }),
             Err(error) => Err((self, error)),
         }
     }
@@ -101,11 +104,11 @@ impl<A: Allocate> DispatchSet<A> {
 
 /// A dispatch whose work is being submitted.
 #[derive(Debug)]
-pub struct Launched<A: Allocate> {
+pub struct LaunchedDispatch<A: Allocate> {
     set: DispatchSet<A>,
 }
 
-impl<A: Allocate> Launched<A> {
+impl<A: Allocate> LaunchedDispatch<A> {
     /// Returns the location of an allocation; `None` for an allocation of zero bytes.
     ///
     /// # Errors

@@ -51,7 +51,7 @@ mod lease;
 mod transfer;
 
 pub use area::StagingArea;
-pub use dispatch::{AllocationId, DispatchSet, Launched, PendingDispatch};
+pub use dispatch::{AllocationId, DispatchSet, LaunchedDispatch, PendingDispatch};
 pub use error::{NotFinished, StagingError};
 pub use finished::FinishedTransfer;
 pub use transfer::{Copying, Direction, EntryId, HostCopy, PendingTransfer, TransferTable};

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use terrane_core::{AgentName, BackendName, ByteCount, DeviceId, RemoteSpace, StorageKind};
-use terrane_layout::{Claim, DecodeError, Geometry, GeometryLimits, LayoutFingerprint};
+use terrane_layout::{DecodeError, EncodedCount, Geometry, GeometryLimits, LayoutFingerprint};
 
 use super::descriptor::LayoutDescriptor;
 use crate::error::{Part, WireError};
@@ -155,8 +155,8 @@ fn geometry(bytes: &[u8], described: u32, limits: &WireLimits) -> Result<Geometr
     Geometry::decode(bytes, &GeometryLimits { blocks, sections, regions }).map_err(|error| {
         let DecodeError::OverLimit { claim, count, limit } = error else { return error.into() };
         let what = match claim {
-            Claim::Blocks => Limited::Blocks,
-            Claim::Sections => Limited::Sections,
+            EncodedCount::Blocks => Limited::Blocks,
+            EncodedCount::Sections => Limited::Sections,
             _ => return WireError::RegionCount { expected: count, actual: described.into() },
         };
         WireError::OverLimit { what, actual: count, limit }

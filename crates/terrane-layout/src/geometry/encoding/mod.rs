@@ -16,7 +16,7 @@ use terrane_core::{Alignment, ByteCount};
 
 use super::Geometry;
 use super::axis::{Axis, SectionName};
-use super::decode_error::{Claim, DecodeError};
+use super::decode_error::{DecodeError, EncodedCount};
 use super::section::Section;
 use super::steps::{AxisSteps, Step};
 
@@ -85,11 +85,11 @@ impl Geometry {
             .and_then(|power| Alignment::new(power).ok())
             .ok_or(DecodeError::NoSuchAlignment { exponent })?;
         let count = input.byte()?;
-        within(Claim::Sections, count.into(), limits.sections)?;
+        within(EncodedCount::Sections, count.into(), limits.sections)?;
         let mut sections = Vec::new();
         for _ in 0..count {
             let section = input.section()?;
-            within(Claim::Blocks, section.steps(Axis::Block).count(), limits.blocks)?;
+            within(EncodedCount::Blocks, section.steps(Axis::Block).count(), limits.blocks)?;
             sections.push(section);
         }
         let regions = input.regions(limits)?;
@@ -99,7 +99,7 @@ impl Geometry {
     }
 }
 
-fn within(claim: Claim, count: u64, limit: u32) -> Result<(), DecodeError> {
+fn within(claim: EncodedCount, count: u64, limit: u32) -> Result<(), DecodeError> {
     if count > limit.into() {
         return Err(DecodeError::OverLimit { claim, count, limit: limit.into() });
     }
@@ -210,7 +210,7 @@ impl<'a> Input<'a> {
 
     fn regions(&mut self, limits: &GeometryLimits) -> Result<Vec<ByteCount>, DecodeError> {
         let runs = self.u32()?;
-        within(Claim::Regions, runs.into(), limits.regions)?;
+        within(EncodedCount::Regions, runs.into(), limits.regions)?;
         let mut regions: Vec<ByteCount> = Vec::new();
         for _ in 0..runs {
             let offset = self.offset;
@@ -219,7 +219,7 @@ impl<'a> Input<'a> {
                 return Err(DecodeError::NotCanonical { offset });
             }
             let before = to_u64(regions.len());
-            within(Claim::Regions, before + u64::from(count), limits.regions)?;
+            within(EncodedCount::Regions, before + u64::from(count), limits.regions)?;
             regions.resize(regions.len() + to_usize(count.into()), bytes);
         }
         Ok(regions)

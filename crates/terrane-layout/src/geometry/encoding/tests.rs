@@ -68,7 +68,10 @@ fn regions_of_other_lengths_are_runs() {
     assert_eq!(found, lengths);
     let few = GeometryLimits { regions: 3, ..LIMITS };
     let error = Geometry::decode(&geometry.encode(), &few).unwrap_err();
-    assert!(matches!(error, DecodeError::OverLimit { claim: Claim::Regions, count: 4, limit: 3 }));
+    assert!(matches!(
+        error,
+        DecodeError::OverLimit { claim: EncodedCount::Regions, count: 4, limit: 3 }
+    ));
 }
 
 #[test]
