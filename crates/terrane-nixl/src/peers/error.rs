@@ -112,6 +112,14 @@ pub enum ImportError {
          install NIXL 1.5.1"
     )]
     UnknownForm,
+    /// NIXL did not return this agent's own metadata, which the check of a peer's metadata needs.
+    #[error(
+        "NIXL did not return the metadata of this agent: {status}; retry, and see its log on standard error"
+    )]
+    OwnMetadata {
+        /// The status that NIXL returned.
+        status: Status,
+    },
     /// The layout is in memory of this same agent.
     #[error("this same agent, {agent}, exported the layout; use the local layout")]
     OwnLayout {

@@ -136,7 +136,7 @@ impl Agent {
         layout: &ForeignLayout<'_>,
     ) -> Result<LayoutDescriptor, ImportError> {
         let ForeignLayout { geometry, storage, agent, .. } = layout;
-        let reachable = self.reachable().ok_or(ImportError::UnknownForm)?;
+        let reachable = self.reachable()?.ok_or(ImportError::UnknownForm)?;
         let metadata = joined(agent, layout.metadata)?;
         let numbered = (0_u32..).zip(&layout.regions);
         let regions: Vec<RegionDescriptor> =

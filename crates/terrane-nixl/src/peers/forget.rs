@@ -4,10 +4,11 @@ use terrane_core::{
     AgentName, Capability, CapabilityReport, CapabilityStatus, PeerId, Reason, Requirement,
 };
 
-use super::error::ForgetError;
+use super::error::{ForgetError, ImportError};
 use super::metadata::Metadata;
 use crate::agent::Agent;
 use crate::bindings::process;
+use crate::bindings::status::Status;
 
 /// The result of forgetting a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,9 +109,9 @@ impl Agent {
     #[must_use]
     pub fn capabilities(&self) -> CapabilityReport {
         let status = match (self.metadata_checks(), self.reachable()) {
-            (Requirement::Off, _) => CapabilityStatus::NotTried,
-            (_, Some(_)) => CapabilityStatus::Granted,
-            (_, None) => {
+            (Requirement::Off, _) | (_, Err(_)) => CapabilityStatus::NotTried,
+            (_, Ok(Some(_))) => CapabilityStatus::Granted,
+            (_, Ok(None)) => {
                 CapabilityStatus::Refused(Reason::Unsupported { by: "this release of NIXL" })
             }
         };
@@ -119,15 +120,16 @@ impl Agent {
         report
     }
 
-    /// The backends through which peers can reach this agent, according to its own metadata.
-    pub(super) fn reachable(&self) -> Option<&[Box<str>]> {
-        let find_out = || {
-            process::check().ok()?;
-            let own = self.connection_metadata().ok()?;
+    /// The backends through which peers can reach this agent, according to its own metadata; `None`
+    /// if that has an unknown form.
+    pub(super) fn reachable(&self) -> Result<Option<&[Box<str>]>, ImportError> {
+        self.peer_table().reachable(|| {
+            process::check()?;
+            let own = self.connection_metadata();
+            let own =
+                own.map_err(|error| ImportError::OwnMetadata { status: Status::of(&error) })?;
             let connections = Metadata::parse(&own).ok().map(|own| own.connections);
-            Some(connections.map(|all| all.iter().map(|c| c.backend.into()).collect()))
-        };
-        // After a failure, the next call queries again; until then the agent counts as unreachable.
-        self.peer_table().reachable(find_out).unwrap_or(Some(&[]))
+            Ok(connections.map(|all| all.iter().map(|c| c.backend.into()).collect()))
+        })
     }
 }

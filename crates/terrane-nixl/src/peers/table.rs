@@ -78,16 +78,16 @@ impl PeerTable {
         lock(&self.known).by_id.remove(&id);
     }
 
-    /// The result of `find_out`, which is called until it returns one.
-    pub(super) fn reachable(
+    /// The result of `find_out`, which is called until it succeeds.
+    pub(super) fn reachable<E>(
         &self,
-        find_out: impl FnOnce() -> Option<Option<Vec<Box<str>>>>,
-    ) -> Option<Option<&[Box<str>]>> {
+        find_out: impl FnOnce() -> Result<Option<Vec<Box<str>>>, E>,
+    ) -> Result<Option<&[Box<str>]>, E> {
         if let Some(known) = self.reachable.get() {
-            return Some(known.as_deref());
+            return Ok(known.as_deref());
         }
         let found = find_out()?;
-        Some(self.reachable.get_or_init(|| found).as_deref())
+        Ok(self.reachable.get_or_init(|| found).as_deref())
     }
 
     /// Changes the uses of a peer. Adds it to the list if it must end, or its connection must

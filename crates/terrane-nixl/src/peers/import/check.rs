@@ -31,12 +31,14 @@ impl Agent {
     ) -> Result<CheckedImport<'a>, ImportError> {
         let parts = MetadataParts::split(described.metadata())
             .ok_or(MalformedMetadata { offset: 0, expected: "two parts" })?;
-        let reachable = match (self.metadata_checks(), self.reachable()) {
-            (Requirement::Required | Requirement::Preferred, Some(reachable)) => reachable,
+        let checks = self.metadata_checks();
+        if checks == Requirement::Off {
+            return self.unchecked(described, parts);
+        }
+        let reachable = match (checks, self.reachable()?) {
+            (_, Some(reachable)) => reachable,
             (Requirement::Required, None) => return Err(ImportError::UnknownForm),
-            (Requirement::Off, _) | (Requirement::Preferred, None) => {
-                return self.unchecked(described, parts);
-            }
+            (_, None) => return self.unchecked(described, parts),
         };
         let connection = Metadata::parse(parts.connection)?;
         let keys = Metadata::parse(parts.keys)?;

@@ -20,6 +20,7 @@ use super::forget::ForgetOutcome;
 use super::metadata::parts::MetadataParts;
 use super::peer_use::{PeerUnavailable, Readiness};
 use super::remote::RemoteLayout;
+use super::table::PeerTable;
 use crate::agent::Agent;
 use crate::agent::builder::AgentBuilder;
 use crate::agent::config::BackendConfig;
@@ -382,8 +383,17 @@ fn peers_that_ended_long_ago_are_disconnected() {
 fn agent_of_unknown_form(checks: Requirement) -> Agent {
     let builder = AgentBuilder::unnamed().metadata_checks(checks);
     let agent = builder.backend(BackendConfig::new("UCX")).build().unwrap();
-    assert_eq!(agent.peer_table().reachable(|| Some(None)), Some(None));
+    assert_eq!(agent.peer_table().reachable::<()>(|| Ok(None)), Ok(None));
     agent
+}
+
+#[test]
+fn a_failed_query_of_the_own_metadata_is_repeated() {
+    let table = PeerTable::default();
+    let found = || Ok(Some(vec!["UCX".into()]));
+    assert_eq!(table.reachable(|| Err("busy")), Err("busy"));
+    assert_eq!(table.reachable::<&str>(found), Ok(Some(&["UCX".into()][..])));
+    assert_eq!(table.reachable(|| Err("not called")), Ok(Some(&["UCX".into()][..])));
 }
 
 #[test]
