@@ -18,7 +18,7 @@ import pytest
 import terrane_kv
 from adapters import BLOCK, content
 from terrane_kv.folders import RateLimitedWarning
-from terrane_kv.sharing import Client, RefusedError, Server, run
+from terrane_kv.sharing import Client, RefusedError, Server, UnfinishedError, protocol, run
 
 
 @pytest.fixture
@@ -222,6 +222,89 @@ def test_a_server_without_descriptors_serves_again_once_it_has_some(served, capl
     assert another.presences(["k"], 0) == b"\0"
     another.close()
     client.close()
+
+
+class SlowClear:
+    """A store that is empty once the test allows it."""
+
+    def __init__(self):
+        self.begun, self.may_end, self.error = threading.Event(), threading.Event(), None
+
+    def clear(self):
+        self.begun.set()
+        assert self.may_end.wait(60)
+        if self.error is not None:
+            raise self.error
+
+    def presences(self, keys, group):
+        return bytes(len(keys))
+
+
+@pytest.fixture
+def clearing(directory, monkeypatch):
+    """A client whose server empties its store slowly."""
+    monkeypatch.setattr("terrane_kv.sharing.protocol.WORKING_INTERVAL_S", 0.01, raising=False)
+    store, path = SlowClear(), os.path.join(directory, "a.socket")
+    server, client = Server(store, path, {}), Client(path, {}, BLOCK)
+    yield store, client
+    store.may_end.set()
+    client.close()
+    server.close()
+
+
+def test_a_clear_ends_when_the_server_has_ended_it(clearing, monkeypatch):
+    store, client = clearing
+    told, is_told, send = [], threading.Event(), protocol.send
+
+    def sent(connection, message, *descriptors):
+        send(connection, message, *descriptors)
+        if "working" in message:
+            told.append(message)
+            if len(told) == 3:
+                is_told.set()
+
+    monkeypatch.setattr(protocol, "send", sent)
+    answers = []
+
+    def clear():
+        try:
+            answers.append(client.clear())
+        except Exception as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=clear)
+    thread.start()
+    assert store.begun.wait(30)
+    assert is_told.wait(5), "the server tells the client that it works"
+    assert answers == []
+    assert client.presences(["k"], 0) == b"\0", "other calls do not wait for it"
+    store.may_end.set()
+    thread.join(30)
+    assert answers == [None]
+
+
+def test_a_clear_has_a_deadline_if_its_caller_wants_one(clearing):
+    store, client = clearing
+    for limit in (0.0, 0.05, 1.0):
+        started = time.monotonic()
+        with pytest.raises(UnfinishedError, match=f"within {limit:g} seconds"):
+            client.clear(timeout=limit)
+        assert time.monotonic() - started >= limit
+    assert client.presences(["k"], 0) == b"\0", "the server is not left alone"
+    store.may_end.set()
+    assert client.clear(timeout=60.0) is None
+
+
+def test_a_clear_that_fails_is_an_error_and_one_without_a_server_too(clearing):
+    store, client = clearing
+    store.may_end.set()
+    for error in (terrane_kv.StoreError("read-only"), KeyboardInterrupt("a panic")):
+        store.error = error
+        with pytest.raises(terrane_kv.StoreError, match=str(error)):
+            client.clear()
+    # Old blocks would stay if it was not sent.
+    store.error, client._retry_at = None, time.monotonic() + 1000
+    client.clear()
 
 
 class SlowJob:

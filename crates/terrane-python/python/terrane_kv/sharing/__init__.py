@@ -9,7 +9,7 @@ Servers and clients belong to the process that created them. A forked child clos
 
 from terrane_kv.sharing.client import Client
 from terrane_kv.sharing.jobs import run
-from terrane_kv.sharing.protocol import RefusedError
+from terrane_kv.sharing.protocol import RefusedError, UnfinishedError
 from terrane_kv.sharing.server import Server
 
-__all__ = ["Client", "RefusedError", "Server", "run"]
+__all__ = ["Client", "RefusedError", "Server", "UnfinishedError", "run"]

@@ -1,6 +1,7 @@
 """The end of a shared store in each process that does not own it."""
 
 import fcntl
+import math
 import os
 import socket
 import threading
@@ -47,11 +48,27 @@ class _Connection:
             self.socket.close()
             raise
 
-    def ask(self, request, timeout):
-        """The server's answer. Raises `StoreError` if the request has failed."""
+    def ask(self, request, timeout, limit=math.inf):
+        """The server's answer. Raises `StoreError` if the request has failed.
+
+        Raises `TimeoutError` if no message arrives for `timeout` seconds, and `UnfinishedError` if there is no answer
+        within `limit` seconds.
+        """
+        end = time.monotonic() + limit
         self.socket.settimeout(timeout)
         protocol.send(self.socket, request)
-        answer = protocol.receive(self.socket, timeout)[0]
+        answer = {"working": True}
+        while "working" in answer:
+            left = max(end - time.monotonic(), 0.0)
+            try:
+                answer = protocol.receive(self.socket, min(timeout, left))[0]
+            except TimeoutError:
+                if left >= timeout:
+                    raise
+                raise protocol.UnfinishedError(
+                    f"the server has not ended the request {request['verb']!r} within {limit:g} seconds, and may "
+                    "continue; allow more time, or ask again later"
+                ) from None
         if "failed" in answer:
             raise StoreError(answer["failed"])
         return answer
@@ -74,11 +91,14 @@ class Client:
         # Connections that no call uses: without memory, and with memory.
         self._idle = {False: [], True: []}
 
-    def _ask(self, needs_window, use):
-        """Calls `use` with a connection, unless the server has not answered a short time ago."""
+    def _check_process(self):
         # Another thread may have held the lock at the fork.
         if os.getpid() != self._process:
             raise ForkedError("the client belongs to the parent of this process; create a client after the fork")
+
+    def _ask(self, needs_window, use):
+        """Calls `use` with a connection, unless the server has not answered a short time ago."""
+        self._check_process()
         with self._lock:
             if self._retry_at is not None and not self._is_closed:
                 now = time.monotonic()
@@ -133,8 +153,17 @@ class Client:
         request = {"verb": "presences", "keys": keys, "group": group}
         return bytes(self._ask(False, lambda it: it.ask(request, protocol.ANSWER_TIMEOUT_S))["presences"])
 
-    def clear(self):
-        self._ask(False, lambda it: it.ask({"verb": "clear"}, protocol.ANSWER_TIMEOUT_S))
+    def clear(self, timeout=None):
+        """Removes all blocks, and waits until the removal survives a restart. It waits as long as the server works.
+
+        It is also sent within `RETRY_DELAY_S` seconds after a `TimeoutError`, because old blocks would stay otherwise.
+
+        Raises `UnfinishedError` if it has not ended within `timeout` seconds. The server then continues. Raises
+        `TimeoutError` if the server does not answer.
+        """
+        self._check_process()
+        limit = math.inf if timeout is None else timeout
+        self._ask_now(False, lambda it: it.ask({"verb": "clear"}, protocol.ANSWER_TIMEOUT_S, limit))
 
     def run(self, verb, keys, memory, group, timeout):
         """Gets or puts blocks. For each key, `memory` has a list of spans, which are pairs of address and size.

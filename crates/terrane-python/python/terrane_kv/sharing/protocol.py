@@ -2,7 +2,7 @@
 
 A message is a length in 4 bytes, big-endian, and a JSON object. A client first sends its identity, and the memory if it
 moves blocks. If the identities differ or the memory is lost, the server refuses the client. Then it answers each
-request.
+request. While it empties its store, it sends messages that it still works.
 """
 
 import json
@@ -18,6 +18,8 @@ from terrane_kv._native import StoreError
 MAX_MESSAGE_BYTES = 16 << 20
 # A server must answer within the timeout of the job plus this time. A message that has begun must end within it.
 ANSWER_TIMEOUT_S = 10.0
+# While a server empties its store, it sends a message to the client in each interval of this length.
+WORKING_INTERVAL_S = 2.0
 
 # The sockets of this process. A forked child closes its copies. Otherwise the parent's end would not be seen.
 _sockets = weakref.WeakSet()
@@ -42,6 +44,10 @@ def track(one):
 
 class RefusedError(StoreError):
     """The server's identity differs from the client's."""
+
+
+class UnfinishedError(StoreError):
+    """The server has not ended a request within the time that the caller allows."""
 
 
 def send(connection, message, descriptors=()):

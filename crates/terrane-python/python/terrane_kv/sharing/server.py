@@ -101,7 +101,7 @@ class Server:
             while True:
                 request = protocol.receive(connection, protocol.ANSWER_TIMEOUT_S, may_wait=True)[0]
                 try:
-                    answer = self._answer(request, window)
+                    answer = self._clear(connection) if request["verb"] == "clear" else self._answer(request, window)
                 except Exception as error:
                     # Numbers and keys in a request may be of any size and type.
                     answer = {"failed": repr(error)}
@@ -117,9 +117,6 @@ class Server:
         verb, keys, group = request["verb"], request.get("keys", []), request.get("group", 0)
         if verb == "presences":
             return {"presences": list(self._store.presences(keys, group=group))}
-        if verb == "clear":
-            self._store.clear()
-            return {}
         if verb not in ("get", "put"):
             raise ValueError(f"there is no request {verb!r}")
         if window is None:
@@ -130,6 +127,26 @@ class Server:
         options = {"group": group, "priority": request["priority"], "timeout": request["timeout"]}
         done, error = run(self._store, verb, keys, window.blocks(sizes), options)
         return {"done": done, "error": error}
+
+    def _clear(self, connection):
+        """Empties the store, and tells the client meanwhile that this takes longer."""
+        outcome = []
+
+        def clear():
+            try:
+                self._store.clear()
+                outcome.append({})
+            # A panic of the library is no `Exception`, and the client still needs an answer.
+            except BaseException as error:
+                outcome.append({"failed": repr(error)})
+
+        thread = threading.Thread(target=clear, name="terrane-share", daemon=True)
+        thread.start()
+        while True:
+            thread.join(protocol.WORKING_INTERVAL_S)
+            if outcome:
+                return outcome[0]
+            protocol.send(connection, {"working": True})
 
     def close(self):
         """Closes all connections. Call it while this process still owns the store. In a forked child it does nothing."""
