@@ -409,6 +409,70 @@ print(client.run("get", ["k"], spans, 0, 30.0) == ([True], None) and page == b"a
         process.stdin.close()
 
 
+# Forks on another thread when a socket has just been created, if forks do not wait for its record.
+FORK_DURING = """
+import socket, threading
+created, forked, told = threading.Event(), threading.Event(), []
+
+def during(name):
+    original = getattr(socket.socket, name)
+    def call(self, *arguments, **options):
+        answer = original(self, *arguments, **options)
+        setattr(socket.socket, name, original)
+        created.set()
+        forked.wait(1.0)
+        return answer
+    setattr(socket.socket, name, call)
+
+def fork():
+    created.wait(30)
+    child = os.fork()
+    if child == 0:
+        numbers = os.listdir("/proc/self/fd")
+        links = [os.readlink(f"/proc/self/fd/{it}") for it in numbers if os.path.lexists(f"/proc/self/fd/{it}")]
+        os._exit(sum(link.startswith("socket:") for link in links))
+    forked.set()
+    told.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+forking = threading.Thread(target=fork)
+"""
+
+
+@pytest.mark.parametrize("name", ["accept", "__init__"])
+def test_a_child_that_is_forked_during_the_creation_of_a_socket_has_none(directory, name):
+    text = f"""{FORK_DURING}
+forking.start()
+during({name!r})
+# The server may already wait in the first call of `accept`.
+for _ in range(2):
+    assert Client(path, {{"model": "m"}}, {BLOCK}).presences(["k"], 0) == b"\\0"
+forking.join()
+print(told, flush=True)
+"""
+    with owner(directory, text) as process:
+        expect(process, "[0]", "ready")
+        process.stdin.close()
+
+
+def test_a_signal_handler_may_fork_during_the_creation_of_a_socket(directory):
+    text = """
+import signal
+from terrane_kv.sharing import protocol
+
+def fork(*_):
+    child = os.fork()
+    if child == 0:
+        os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+signal.signal(signal.SIGUSR1, fork)
+protocol.tracked(lambda: signal.raise_signal(signal.SIGUSR1) or protocol.socket.socket(protocol.socket.AF_UNIX))
+"""
+    with owner(directory, text) as process:
+        expect(process, "7", "ready")
+        process.stdin.close()
+
+
 def test_the_end_of_an_owner_is_seen_while_its_forked_helper_lives(directory):
     text = """
 ready, of_helper = os.pipe()
@@ -541,6 +605,21 @@ def test_a_server_that_does_not_answer_is_left_alone_for_a_time(directory, monke
         with pytest.raises(terrane_kv.ClosedError):
             client.presences(["k"], 0)
         process.stdin.close()
+
+
+def test_a_closed_server_leaves_no_thread_and_no_descriptor(opened_store, directory):
+    path = os.path.join(directory, "b.socket")
+    threads, before = set(threading.enumerate()), descriptors()
+    server = Server(opened_store, path, {})
+    started = set(threading.enumerate()) - threads
+    client = Client(path, {}, BLOCK)
+    assert started and client.presences(["k"], 0) == b"\0"
+    client.close()
+    server.close()
+    for thread in started:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert becomes(before)
 
 
 def test_only_the_same_user_may_connect(served):

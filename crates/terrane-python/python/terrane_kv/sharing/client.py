@@ -21,7 +21,7 @@ class _Connection:
 
     def __init__(self, path, identity, window_bytes):
         self.window = None
-        self.socket = protocol.track(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        self.socket = protocol.tracked(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             self.socket.settimeout(protocol.ANSWER_TIMEOUT_S)
             with SocketPath(path) as place:

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import struct
+import threading
 import time
 import weakref
 
@@ -23,9 +24,14 @@ WORKING_INTERVAL_S = 2.0
 
 # The sockets of this process. A forked child closes its copies. Otherwise the parent's end would not be seen.
 _sockets = weakref.WeakSet()
+# A fork waits until a new socket is recorded. A signal handler that forks may interrupt the thread that has the lock.
+_creation = threading.RLock()
 
 
 def _close_inherited():
+    global _creation
+    # Other threads of the parent may have waited for the lock.
+    _creation = threading.RLock()
     for one in list(_sockets):
         try:
             one.close()
@@ -33,12 +39,21 @@ def _close_inherited():
             pass
 
 
-os.register_at_fork(after_in_child=_close_inherited)
+os.register_at_fork(
+    before=lambda: _creation.acquire(),
+    after_in_parent=lambda: _creation.release(),
+    after_in_child=_close_inherited,
+)
 
 
-def track(one):
-    """Records a socket, so that a forked child closes its copy. Returns the socket."""
-    _sockets.add(one)
+def tracked(create):
+    """Returns the socket that `create` returns, and records it, so that a forked child closes its copy.
+
+    Forks wait for `create`, so it must not block.
+    """
+    with _creation:
+        one = create()
+        _sockets.add(one)
     return one
 
 

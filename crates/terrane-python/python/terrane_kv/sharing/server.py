@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -32,7 +33,7 @@ class Server:
         self._store, self._path, self._identity = store, path, json.dumps(identity, sort_keys=True)
         self._lock, self._connections, self._is_closed = threading.Lock(), set(), False
         self._process = os.getpid()
-        self._socket = protocol.track(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        self._socket = protocol.tracked(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             with SocketPath(path) as place:
                 if os.path.lexists(place):
@@ -41,6 +42,7 @@ class Server:
                 self._socket.bind(place)
                 os.chmod(place, 0o600)
             self._socket.listen(64)
+            self._socket.setblocking(False)
             threading.Thread(target=self._accept, name="terrane-share", daemon=True).start()
         except RuntimeError as error:
             self._socket.close()
@@ -52,18 +54,32 @@ class Server:
             raise
 
     def _accept(self):
+        try:
+            self._accept_until_closed()
+        finally:
+            # Not in `close`: another file could get the number while this thread waits for it.
+            self._socket.close()
+
+    def _accept_until_closed(self):
         warnings = RateLimitedWarning()
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
         while True:
             connection = None
             try:
-                connection, _ = self._socket.accept()
-                protocol.track(connection)
+                waiting.poll()
+                connection = protocol.tracked(lambda: self._socket.accept()[0])
                 with self._lock:
                     if self._is_closed:
                         connection.close()
                         return
                     self._connections.add(connection)
                 threading.Thread(target=self._serve, args=(connection,), name="terrane-share", daemon=True).start()
+            except BlockingIOError:
+                # Also after a shutdown.
+                with self._lock:
+                    if self._is_closed:
+                        return
             except (OSError, RuntimeError) as error:
                 # A thread that does not start raises `RuntimeError`. A later connection may succeed.
                 with self._lock:
@@ -163,8 +179,7 @@ class Server:
             pass
         for one in (self._socket, *connections):
             try:
-                # Wakes the thread that waits on the connection.
+                # Wakes the thread that waits on the socket, which then closes it.
                 one.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
-        self._socket.close()
