@@ -75,6 +75,34 @@ def test_a_removal_is_an_event_of_vllm_while_the_key_is_written_again(vllm, monk
     assert [event.removed for event in vllm.tier.take_events()] == [False]
 
 
+def test_a_reset_that_empties_the_tier_of_vllm_is_an_event_for_each_key(vllm):
+    keys = [vllm.key(number) for number in (1, 2, 3)]
+    manager = vllm.module.WaitingTieringManager(Primary(room=1), [vllm.tier], room_wait_s=5.0, clear_on_reset=True)
+    vllm.store([1, 2])
+    assert [event.removed for event in vllm.tier.take_events()] == [False]
+    vllm.store([3])
+    manager.reset_cache()
+    assert vllm.store([2])
+    taken = [(event.removed, sorted(event.keys)) for event in vllm.tier.take_events()]
+    assert taken == [(False, keys[2:]), (False, keys[1:2]), (True, [keys[0], keys[2]])]
+    assert list(vllm.tier.take_events()) == [] and vllm.tier._announced == {keys[1]}
+    manager.reset_cache()
+    assert [(event.removed, event.keys) for event in vllm.tier.take_events()] == [(True, keys[1:2])]
+
+
+def test_removals_are_events_of_vllm_although_the_store_dropped_some_of_its_events(vllm):
+    keys = [vllm.key(number) for number in range(6)]
+    vllm.store(range(6))
+    assert [event.removed for event in vllm.tier.take_events()] == [False]
+    vllm.tier._events = vllm.tier._store.events(2)
+    vllm.tier._store.remove(keys[:5]).wait(10)
+    assert vllm.tier._events.lost == 3
+    assert [(event.removed, sorted(event.keys)) for event in vllm.tier.take_events()] == [(True, keys[:5])]
+    assert vllm.tier._announced == {keys[5]}
+    # A number of lost events that stays the same has no new removal.
+    assert list(vllm.tier.take_events()) == []
+
+
 def test_a_store_of_vllm_reports_only_bytes_that_were_written(vllm):
     keys = [vllm.key(1), vllm.key(2)]
     assert vllm.run("store", keys[:1], [0]).transfer_bytes == BLOCK

@@ -130,8 +130,10 @@ class TerraneTier(SecondaryTierManager):
         self._active_requests = set()
         wants_events = enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
         self._events = self._store.events(MAX_JOBS) if wants_events else None
-        # The keys of each completed store job, until vLLM takes them as events.
-        self._stored = []
+        # The number of events that were dropped because there were too many.
+        self._lost_events = 0
+        # The keys of each completed store job, until vLLM takes them as events, and all keys that vLLM has taken.
+        self._stored, self._announced = [], set()
 
     def lookup(self, key, req_context):
         presence = self._store.presence(key)
@@ -207,15 +209,24 @@ class TerraneTier(SecondaryTierManager):
 
     def take_events(self):
         stored, self._stored = self._stored, []
-        yield from (self._event(job_keys, False) for job_keys in stored)
-        changes = self._events.drain() if self._events is not None else ()
+        for job_keys in stored:
+            self._announced.update(job_keys)
+            yield self._event(job_keys, False)
+        if self._events is None:
+            return
+        changes = self._events.drain()
         # If a key is stored again by now, it has been announced as stored. A write that has not ended may still fail.
-        removed = [
-            key
-            for kind, key in changes
-            if kind != "stored" and key is not None and self._store.presence(key) < READY
-        ]
+        changed = dict.fromkeys(key for kind, key in changes if kind != "stored" and key is not None)
+        removed = [key for key in changed if self._store.presence(key) < READY]
+        lost = self._events.lost
+        if lost != self._lost_events or any(kind == "cleared" for kind, _ in changes):
+            # These changes have no keys.
+            self._lost_events = lost
+            others = list(self._announced.difference(changed))
+            presences = self._store.presences(others)
+            removed += [key for key, presence in zip(others, presences) if presence < READY]
         if removed:
+            self._announced.difference_update(removed)
             yield self._event(removed, True)
 
     def _event(self, job_keys, removed):
