@@ -149,6 +149,17 @@ def test_descriptors_of_an_invalid_message_are_closed(served):
     assert becomes(before)
 
 
+def test_received_memory_is_closed_in_a_program_that_another_thread_starts():
+    memory = os.memfd_create("test")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        protocol.send(ours, {}, [memory])
+        _, (received,), _ = protocol.receive(theirs, 10.0, descriptors=1)
+        assert not os.get_inheritable(received)
+    os.close(received)
+    os.close(memory)
+
+
 def test_memory_that_could_shrink_is_refused(served):
     _, path = served
     memory = os.memfd_create("test", os.MFD_ALLOW_SEALING)

@@ -89,8 +89,12 @@ def receive(connection, timeout, descriptors=0, may_wait=False):
     def part_of(length):
         nonlocal end, is_cut
         connection.settimeout(None if end is None else max(end - time.monotonic(), 0.001))
-        part, received, flags, _ = socket.recv_fds(connection, length, descriptors)
-        found.extend(received)
+        # Not `recv_fds`: it ignores the flag, and a program that another thread starts would inherit the descriptors.
+        room = socket.CMSG_LEN(descriptors * struct.calcsize("i"))
+        part, ancillary, flags, _ = connection.recvmsg(length, room, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, numbers in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                found.extend(number for (number,) in struct.iter_unpack("i", numbers[: len(numbers) & ~3]))
         is_cut = is_cut or bool(flags & socket.MSG_CTRUNC)
         if not part:
             raise ConnectionError("the other process has closed the connection")
