@@ -481,6 +481,13 @@ def test_lmcache_s_batches_with_wrong_memory_complete_and_leave_nothing(lmcache)
     assert connector._batches == {} and connector.drain_completions() == []
 
 
+@pytest.mark.parametrize("size", ["32MiB", 4096.0, None, 0, [], [4096, "8192"], True])
+def test_chunk_bytes_of_lmcache_that_are_no_sizes_are_an_error_with_a_remedy(directory, size):
+    with installed("lmcache", adapters.newest("lmcache")) as module:
+        with pytest.raises(ValueError, match="pass a positive number of bytes"):
+            Lmcache(module, directory, chunk_bytes=size)
+
+
 @pytest.mark.parametrize("field", ["kv_dtype", "layout", "rope_scaling"])
 def test_lmcache_s_blocks_of_another_format_are_refused(directory, field):
     with installed("lmcache", adapters.newest("lmcache")) as module:

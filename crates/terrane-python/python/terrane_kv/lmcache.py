@@ -55,10 +55,10 @@ class Connector:
         ranks: int = 1,
     ):
         log_like(CREATOR)
-        sizes = sorted({chunk_bytes} if isinstance(chunk_bytes, int) else set(chunk_bytes))
-        if not sizes or sizes[0] <= 0:
-            raise ValueError(f"chunk_bytes is {chunk_bytes!r}; pass one positive size or more")
-        self._sizes = sizes
+        sizes = chunk_bytes if isinstance(chunk_bytes, (list, tuple)) else [chunk_bytes]
+        if not sizes or not all(type(size) is int and size > 0 for size in sizes):
+            raise ValueError(f"chunk_bytes is {chunk_bytes!r}; pass a positive number of bytes, or a list of them")
+        self._sizes = sizes = sorted(set(sizes))
         self._load_timeout_s = seconds("load_timeout_s", load_timeout_s)
         self._failures = RateLimitedWarning()
         self._store = open_rank(
