@@ -48,6 +48,7 @@ def test_vllm_s_lookup_and_events(vllm):
     assert vllm.tier.lookup(key, vllm.context()) is result.HIT
     (event,) = vllm.tier.take_events()
     assert event.keys == [key] and not event.removed and event.medium is vllm.base.Medium.STORAGE
+    assert event.removal_expected, "vLLM keeps the hashes of the chunk until its removal"
     assert list(vllm.tier.take_events()) == []
     vllm.tier._store.remove([key]).wait(10)
     (event,) = vllm.tier.take_events()

@@ -231,7 +231,12 @@ class TerraneTier(SecondaryTierManager):
 
     def _event(self, job_keys, removed):
         return OffloadingEvent(
-            keys=job_keys, medium=self.medium, removed=removed, locality=self.locality
+            keys=job_keys,
+            medium=self.medium,
+            removed=removed,
+            locality=self.locality,
+            # Otherwise vLLM forgets which blocks a chunk has once the chunk leaves host memory.
+            removal_expected=not removed,
         )
 
     def on_new_request(self, req_context):
