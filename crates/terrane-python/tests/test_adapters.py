@@ -395,6 +395,26 @@ def test_the_spec_makes_our_manager_over_vllm_s_tiers(version):
         assert manager.options == {"tier_poll_interval_s": 0.001} and manager._room_wait_s == 2
 
 
+def test_options_of_the_spec_are_checked_before_the_tiers_are_opened(caplog):
+    with installed("vllm", adapters.newest("vllm")) as module:
+        def manager(**options):
+            return module.TerraneOffloadingSpec(type("Config", (), {"extra_config": options})).get_manager()
+
+        for options in ({"clear_on_reset": "false"}, {"clear_on_reset": 0}, {"room_wait_s": 0}):
+            spec = module.TerraneOffloadingSpec(type("Config", (), {"extra_config": options}))
+            (name,) = options
+            for _ in range(2):
+                with pytest.raises(ValueError, match=f"{name} is"):
+                    spec.get_manager()
+            assert spec._manager is None
+        assert manager(clear_on_reset=True)._clears_on_reset
+        assert not caplog.records
+        assert not manager(clear_on_resets=True, cpu_bytes_to_use=1, spec_name="S")._clears_on_reset
+        assert [record.getMessage() for record in caplog.records] == [
+            "kv_connector_extra_config has 'clear_on_resets', which is not an option; did you mean 'clear_on_reset'?"
+        ]
+
+
 def test_the_entry_points_of_the_installed_wheel_name_functions_that_exist():
     ours = importlib.metadata.distribution("terrane-kv").entry_points
     assert {point.group for point in ours} == {"console_scripts", "vllm.general_plugins"}

@@ -1,6 +1,7 @@
 """Opens the store of one rank of an engine."""
 
 import decimal
+import difflib
 import hashlib
 import json
 import logging
@@ -8,7 +9,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from terrane_kv import report
 from terrane_kv._native import InUseError, Store
@@ -59,6 +60,14 @@ def seconds(name: str, value: object) -> float:
     if not 0 < limit <= MAX_SECONDS:
         raise ValueError(f"{name} is {value!r}; set seconds above 0 and at most {MAX_SECONDS}, for example 30")
     return limit
+
+
+def warn_about_names(names: Iterable[str], options: Sequence[str], place: str) -> None:
+    """Warns about each name that resembles an option but is none. Engines have options of their own in `place`."""
+    for name in names:
+        near = difflib.get_close_matches(name, options, 1, 0.8)
+        if near and name not in options:
+            logger.warning("%s has %r, which is not an option; did you mean %r?", place, name, near[0])
 
 
 class RateLimitedWarning:

@@ -28,7 +28,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 from terrane_kv import keys as key_seeds
 from terrane_kv import report
 from terrane_kv._native import CompletionQueue, Region, StoreError
-from terrane_kv.folders import RateLimitedWarning, log_like, open_rank, seconds
+from terrane_kv.folders import RateLimitedWarning, log_like, open_rank, seconds, warn_about_names
 
 logger = logging.getLogger("terrane_kv")
 
@@ -37,6 +37,8 @@ ABSENT, WRITING, READY = 0, 1, 2
 
 # The maximum number of jobs in flight of one engine. vLLM submits one for each request and step.
 MAX_JOBS = 65_536
+
+SPEC_OPTIONS = ("room_wait_s", "clear_on_reset")
 
 
 class TerraneTier(SecondaryTierManager):
@@ -384,6 +386,15 @@ class TerraneOffloadingSpec(TieringOffloadingSpec):
 
     def get_manager(self):
         if self._manager is None:
+            log_like("vllm")
+            warn_about_names(self.extra_config, SPEC_OPTIONS, "kv_connector_extra_config")
+            # Before the tiers are opened.
+            own = {
+                "room_wait_s": seconds("room_wait_s", self.extra_config.get("room_wait_s", 5.0)),
+                "clear_on_reset": self.extra_config.get("clear_on_reset", False),
+            }
+            if not isinstance(own["clear_on_reset"], bool):
+                raise ValueError(f"clear_on_reset is {own['clear_on_reset']!r}; set true or false")
             options = {}
             interval = getattr(self, "tier_poll_interval_s", None)
             if interval is not None:
@@ -394,8 +405,7 @@ class TerraneOffloadingSpec(TieringOffloadingSpec):
             self._manager = WaitingTieringManager(
                 plain.primary_tier,
                 plain.secondary_tiers,
-                room_wait_s=seconds("room_wait_s", self.extra_config.get("room_wait_s", 5.0)),
-                clear_on_reset=bool(self.extra_config.get("clear_on_reset", False)),
+                **own,
                 **options,
             )
         return self._manager

@@ -1,6 +1,5 @@
 """The methods of the backend that SGLang calls."""
 
-import difflib
 import logging
 import time
 
@@ -13,7 +12,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from terrane_kv import sharing
 from terrane_kv._native import Blocks
-from terrane_kv.folders import RateLimitedWarning, capacity_bytes, log_like, seconds
+from terrane_kv.folders import RateLimitedWarning, capacity_bytes, log_like, seconds, warn_about_names
 from terrane_kv.sglang.pools import is_logical, page_blocks, page_copies, page_spans, spans_in, tensor_spans
 from terrane_kv.sglang.rank_store import RankStore
 from terrane_kv.sharing import Client, RefusedError
@@ -69,10 +68,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         missing = [name for name in ("root_dir", "capacity") if name not in extra]
         if missing:
             raise ValueError(f"the extra config lacks {' and '.join(missing)}")
-        for name in extra:
-            near = difflib.get_close_matches(name, OPTIONS, 1, 0.8)
-            if near and name not in OPTIONS:
-                logger.warning("the extra config has %r, which is not an option; did you mean %r?", name, near[0])
+        warn_about_names(extra, OPTIONS, "the extra config")
         # The store is opened with the first page. Invalid options are reported at the start.
         capacity_bytes(extra["capacity"])
         if extra.get("memory"):
