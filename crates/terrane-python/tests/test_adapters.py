@@ -185,6 +185,9 @@ def test_vllm_s_engines_have_folders_of_their_own_and_share_the_capacity(directo
             each.close()
         with pytest.raises(ValueError, match="set the tier's `engines`"):
             Vllm(module, directory, dp=(1, 1))
+        for wrong in (0, 1.5, "two", True):
+            with pytest.raises(ValueError, match=f"engines is {wrong!r}; set a whole number"):
+                Vllm(module, directory, engines=wrong)
 
 
 @pytest.mark.parametrize(("rank", "ranks"), [(1, 1), (-1, 1), (0, 0)])
@@ -568,6 +571,6 @@ def test_sizes_are_numbers_or_text():
     assert [capacity_bytes(it) for it in (5, "7", "2KiB", "1.5 MiB", "3Gi", "500GB", "1.1 tb")] == [
         5, 7, 2048, 1_572_864, 3 << 30, 500_000_000_000, 1_100_000_000_000,
     ]
-    for wrong in ("much", "", -1, 0, "5 EiB", "3g", "1.GB", "٣GiB"):
+    for wrong in ("much", "", -1, 0, "5 EiB", "3g", "1.GB", "٣GiB", 5e11, 0.5, None, True, [1]):
         with pytest.raises(ValueError):
             capacity_bytes(wrong)

@@ -221,6 +221,14 @@ def test_options_of_sglang_that_cannot_be_are_errors_at_the_start(directory, cap
             ({"capacity": 0}, "must be positive"),
             ({"capacity": "5 Gb!"}, "write for example 500GiB"),
             ({"memory": "much"}, "write for example 500GiB"),
+            ({"capacity": 5e11}, "500000000000.0 is not a whole number"),
+            ({"capacity": None}, "None is not a whole number"),
+            ({"memory": 1.5}, "1.5 is not a whole number"),
+            ({"engines": 0}, "engines is 0; set a whole number of 1"),
+            ({"engines": "two"}, "'two'; set a whole number"),
+            ({"engine": -1}, "engine is -1; set a whole number of 0"),
+            ({"engine": 0.5}, "0.5; set a whole number"),
+            ({"engine": None}, "None; set a whole number"),
             ({"timeout_s": "soon"}, "'soon'; set seconds above 0"),
             ({"timeout_s": None}, "set seconds above 0"),
             ({"timeout_s": 0}, "set seconds above 0"),
@@ -319,9 +327,14 @@ def test_a_pool_that_sglang_registers_last_has_its_pages(directory):
 
 def test_options_that_the_ranks_show_to_be_wrong_are_errors_once_all_pools_are_known(directory):
     with installed("sglang", "0.5.23") as module:
-        made = Sglang(module, directory, changes={"dp_rank": 1})
-        with pytest.raises(ValueError, match="dp_groups"):
-            made.storage.on_host_pools_registered()
+        for options, text in (
+            ({"changes": {"dp_rank": 1}}, "dp_groups"),
+            ({"engine": 1}, "this is engine 1 \\(from 0\\), and 1 share root_dir"),
+            ({"engine": 2, "engines": 2, "mla": True, "tp": (1, 2)}, "and 2 share root_dir"),
+        ):
+            made = Sglang(module, directory, **options)
+            with pytest.raises(ValueError, match=text):
+                made.storage.on_host_pools_registered()
 
 
 def test_a_store_that_is_freed_is_opened_after_a_pause(directory, monkeypatch, caplog):

@@ -37,8 +37,8 @@ _UNITS = {
 def capacity_bytes(capacity: int | str) -> int:
     """A capacity in bytes: a number, or a text such as "500GiB" (units of 1,024) or "500GB" (units of 1,000).
 
-    The units are those of Terrane's command line. Raises `ValueError` for any other text, and for numbers that are not
-    positive.
+    The units are those of Terrane's command line. Raises `ValueError` for any other text or type, and for numbers that
+    are not positive.
     """
     if isinstance(capacity, str):
         found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", capacity)
@@ -46,6 +46,8 @@ def capacity_bytes(capacity: int | str) -> int:
         if unit is None:
             raise ValueError(f"the capacity {capacity!r} is not a size; write for example 500GiB or 500GB")
         capacity = int(decimal.Decimal(found[1]) * unit)
+    if type(capacity) is not int:
+        raise ValueError(f"the capacity {capacity!r} is not a whole number of bytes; write for example 500GiB or 500GB")
     if capacity <= 0:
         raise ValueError(f"the capacity is {capacity} bytes; it must be positive")
     return capacity
@@ -60,6 +62,18 @@ def seconds(name: str, value: object) -> float:
     if not 0 < limit <= MAX_SECONDS:
         raise ValueError(f"{name} is {value!r}; set seconds above 0 and at most {MAX_SECONDS}, for example 30")
     return limit
+
+
+def whole(name: str, value: object, least: int) -> int:
+    """An option of an engine that is a whole number. Raises `ValueError` unless it is at least `least`."""
+    try:
+        number = int(value)  # type: ignore[call-overload]
+        is_whole = number == float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        number, is_whole = 0, False
+    if not is_whole or isinstance(value, bool) or number < least:
+        raise ValueError(f"{name} is {value!r}; set a whole number of {least} or more")
+    return number
 
 
 def warn_about_names(names: Iterable[str], options: Sequence[str], place: str) -> None:

@@ -28,7 +28,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 from terrane_kv import keys as key_seeds
 from terrane_kv import report
 from terrane_kv._native import CompletionQueue, Region, StoreError
-from terrane_kv.folders import RateLimitedWarning, log_like, open_rank, seconds, warn_about_names
+from terrane_kv.folders import RateLimitedWarning, log_like, open_rank, seconds, warn_about_names, whole
 
 logger = logging.getLogger("terrane_kv")
 
@@ -90,7 +90,7 @@ class TerraneTier(SecondaryTierManager):
         row_bytes = primary_kv_view.strides[0]
         # vLLM tells each engine of a dense model that it is the only one, but passes its number among all engines.
         engine = parallel.data_parallel_index
-        engines = parallel.data_parallel_size if engines is None else int(engines)
+        engines = parallel.data_parallel_size if engines is None else whole("engines", engines, 1)
         if engine >= engines:
             raise ValueError(
                 f"this is engine {engine} (from 0), and the tier expects {engines} in all; set the tier's `engines` to "

@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from terrane_kv import sharing
 from terrane_kv._native import Blocks
-from terrane_kv.folders import RateLimitedWarning, capacity_bytes, log_like, seconds, warn_about_names
+from terrane_kv.folders import RateLimitedWarning, capacity_bytes, log_like, seconds, warn_about_names, whole
 from terrane_kv.sglang.pools import is_logical, page_blocks, page_copies, page_spans, spans_in, tensor_spans
 from terrane_kv.sglang.rank_store import RankStore
 from terrane_kv.sharing import Client, RefusedError
@@ -73,6 +73,9 @@ class TerraneHiCacheStorage(HiCacheStorage):
         capacity_bytes(extra["capacity"])
         if extra.get("memory"):
             capacity_bytes(extra["memory"])
+        for name, least in (("engines", 1), ("engine", 0)):
+            if name in extra:
+                whole(name, extra[name], least)
         self._timeout_s = seconds("timeout_s", extra.get("timeout_s", 30.0))
         log_like("sglang")
         self._rank = RankStore(storage_config, extra)

@@ -9,7 +9,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from terrane_kv import keys as key_seeds
 from terrane_kv._native import ClosedError, NamespaceError, StoreError
-from terrane_kv.folders import RateLimitedWarning, namespace_name, open_unowned, rank_folder
+from terrane_kv.folders import RateLimitedWarning, namespace_name, open_unowned, rank_folder, whole
 from terrane_kv.sharing import Client, Server
 from terrane_kv.sglang.pools import has_some_layers, is_logical, is_sharded, page_bytes, weighted_groups
 
@@ -215,11 +215,15 @@ class RankStore:
                 "config to the value of --dp-size"
             )
         replicas = max(1, (_parallel_setting("num_dp_ranks") or groups) // groups)
-        engines = int(self._extra.get("engines", replicas))
-        if engines < 1:
-            raise ValueError(f"the extra config has {engines} engines; set 1 or more")
+        engines = whole("engines", self._extra.get("engines", replicas), 1)
         if "engine" in self._extra:
-            return group, groups, engines, [int(self._extra["engine"])]
+            engine = whole("engine", self._extra["engine"], 0)
+            if engine >= engines:
+                raise ValueError(
+                    f"this is engine {engine} (from 0), and {engines} share root_dir; set `engines` in the extra config "
+                    "to the number of servers"
+                )
+            return group, groups, engines, [engine]
         replica = _parallel_setting("dp_rank") if groups == 1 else None
         if self.is_shared and engines > 1:
             if replica is None or replica >= engines:
