@@ -15,14 +15,14 @@ use terrane_transfer::TransferManager;
 use crate::KeyHash;
 use crate::error::StoreError;
 use crate::key::KeyHasher;
-use crate::slab::{JobId, SlabFailure};
+use crate::slab::{JobId, Priority, SlabFailure};
 use crate::store::claims::Claims;
 use crate::store::gate::Gate;
 use crate::store::group::GroupInfo;
 use crate::store::job::Drained;
 use crate::store::job::control::JobControl;
 use crate::store::job::executor::Executor;
-use crate::store::job::task::is_ending_job;
+use crate::store::job::task::{begin_internal, is_ending_job, start};
 use crate::store::metrics::counters::{KeyNames, Recent, StoreCounters, Subscribers};
 use crate::store::open::builder::WritePolicy;
 use crate::store::query::event::{KeyName, StoreEvent, StoreEventKind};
@@ -389,5 +389,17 @@ impl SlotTableOwner for StoreCore {
 
     fn write_back_for(self: Arc<Self>, tier: TierId, group: u16, lacks: usize) {
         self.write_back(tier, group, lacks);
+    }
+
+    fn check_claims_for(self: Arc<Self>, tier: TierId, group: u16) {
+        let found = self.tiers.get(tier.index());
+        let Some(table) = found.and_then(|found| found.table(group)).cloned() else { return };
+        let Some(begun) = begin_internal(&self, group, Priority::Low) else {
+            return table.end_check();
+        };
+        let _job = start(begun, |task| async move {
+            table.check_claims(&task.control).await;
+            Vec::new()
+        });
     }
 }

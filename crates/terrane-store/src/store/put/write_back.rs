@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use terrane_core::convert::to_usize;
 
@@ -14,6 +14,7 @@ use crate::store::job::task::{JobTask, begin_internal, start};
 use crate::store::put::write_down::{BLOCKS_AT_ONCE, WriteDown};
 use crate::store::query::presence::TierId;
 use crate::store::shared::StoreCore;
+use crate::store::slot_table::waiting::BETWEEN_CHECKS;
 use crate::store::slot_table::{PinnedSlot, SlotTable};
 use crate::store::upkeep::maintenance::Request;
 
@@ -22,9 +23,6 @@ const KEYS_AT_ONCE: usize = 64;
 
 /// A write-back writes this many blocks or more, if there are as many.
 const LEAST_AT_ONCE: usize = 8;
-
-/// The time between two checks of slots that a write-back needs and orphaned copies claim.
-const BETWEEN_CHECKS: Duration = Duration::from_millis(10);
 
 /// The most attempts of a durable put. The disk tier may evict blocks of the job for others of it.
 const MOST_ROUNDS: usize = 4;
@@ -131,7 +129,6 @@ impl StoreCore {
                     let results = WriteDown::internal(&task, tier).blocks(blocks).await;
                     let has_no_room = results.iter().any(|it| matches!(it, BlockResult::NoRoom(_)));
                     if has_no_room && WriteDown::internal(&task, tier).may_have_room_later(group) {
-                        // The end of a copy that claims slots wakes no thread.
                         let _ = task.control.pause(BETWEEN_CHECKS).await;
                     }
                     table.end_write_back();
@@ -224,6 +221,7 @@ impl StoreCore {
 mod tests {
     use std::sync::mpsc;
     use std::thread;
+    use std::time::Duration;
 
     use super::*;
     use crate::store::open::builder::tests::of_16_blocks;

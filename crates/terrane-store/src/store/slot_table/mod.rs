@@ -10,7 +10,7 @@ mod quarantine;
 mod resize;
 mod slots;
 mod start;
-mod waiting;
+pub(crate) mod waiting;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -105,6 +105,9 @@ pub(crate) trait SlotTableOwner: Send + Sync {
 
     /// A job waits for `lacks` slots that dirty blocks occupy.
     fn write_back_for(self: Arc<Self>, tier: TierId, group: u16, lacks: usize);
+
+    /// A job waits while orphaned copies claim slots, and nothing [checks](SlotTable::check_claims) those.
+    fn check_claims_for(self: Arc<Self>, tier: TierId, group: u16);
 }
 
 struct SlotTableState {
@@ -123,6 +126,8 @@ struct SlotTableState {
     claimed: Vec<u32>,
     /// The number of orphaned claims that had ended at the last check of the claimed slots.
     orphaned_ended: Option<usize>,
+    /// Whether a job of the store checks the claimed slots for the jobs that wait.
+    is_checking: bool,
     /// The number of leases of each slot that leases pin.
     leases: HashMap<u32, u32>,
     waiters: BTreeMap<(Reverse<Priority>, u64), Waiter>,
@@ -152,6 +157,8 @@ struct DeferredEffects {
     woken: Vec<Waker>,
     /// The slots that a waiter lacks because blocks are dirty.
     lacks: usize,
+    /// Whether the store has to check the claimed slots from now on.
+    checks: bool,
 }
 
 impl SlotTable {
@@ -180,6 +187,7 @@ impl SlotTable {
                 quarantined: BTreeSet::new(),
                 claimed: Vec::new(),
                 orphaned_ended: None,
+                is_checking: false,
                 leases: HashMap::new(),
                 waiters: BTreeMap::new(),
                 arrivals: 0,
@@ -286,6 +294,7 @@ impl SlotTable {
                 let grant = Arc::new(Grant::new());
                 let waiter = Waiter { count, grant: Arc::clone(&grant) };
                 state.waiters.insert((Reverse(priority), arrival), waiter);
+                effects.checks = state.begin_check();
                 Err(WaitingForSlots { table: Arc::clone(self), arrival, grant })
             }
         };
@@ -366,6 +375,7 @@ impl SlotTable {
                 effects.woken.extend(waiter.grant.put(result));
             }
         }
+        effects.checks = state.begin_check();
         drop(state);
         self.apply(effects);
     }
@@ -373,7 +383,7 @@ impl SlotTable {
     fn apply(&self, effects: DeferredEffects) {
         effects.woken.into_iter().for_each(Waker::wake);
         self.report_retired();
-        if effects.evicted.is_empty() && effects.lacks == 0 {
+        if effects.evicted.is_empty() && effects.lacks == 0 && !effects.checks {
             return;
         }
         let Some(store) = self.store.upgrade() else { return };
@@ -381,7 +391,10 @@ impl SlotTable {
             store.after_eviction(self, &effects.evicted);
         }
         if effects.lacks > 0 {
-            store.write_back_for(self.tier, self.group, effects.lacks);
+            Arc::clone(&store).write_back_for(self.tier, self.group, effects.lacks);
+        }
+        if effects.checks {
+            store.check_claims_for(self.tier, self.group);
         }
     }
 
@@ -415,8 +428,8 @@ impl SlotTableState {
         self.waiters.keys().next().is_none_or(|(Reverse(first), _)| priority > *first)
     }
 
-    /// The slots that are neither quarantined nor claimed. No job waits for a claim, because its
-    /// end wakes no thread.
+    /// The slots that are neither quarantined nor claimed. No job waits for a claim alone, because
+    /// it may never end.
     fn slots(&self) -> usize {
         let unused = self.quarantined.len() + self.claimed.len();
         to_usize(self.limit.into()).saturating_sub(unused)

@@ -3,13 +3,19 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use terrane_core::sync::lock;
 
 use crate::slab::Priority;
+use crate::store::job::control::JobControl;
 use crate::store::job::one_shot::OneShot;
 use crate::store::job::result::NoRoom;
-use crate::store::slot_table::SlotTable;
+use crate::store::slot_table::{SlotTable, SlotTableState};
+
+/// The time between two checks of slots that jobs wait for and orphaned copies claim. The end of
+/// such a copy wakes no thread.
+pub(crate) const BETWEEN_CHECKS: Duration = Duration::from_millis(10);
 
 /// The slots that a waiting job receives.
 pub(super) type Grant = OneShot<Result<Vec<u32>, NoRoom>>;
@@ -50,5 +56,36 @@ impl SlotTable {
     /// The number of jobs that wait.
     pub(crate) fn waiters(&self) -> usize {
         self.waiting.load(Ordering::SeqCst)
+    }
+
+    /// Grants slots whose orphaned copies have ended, as long as jobs wait while copies claim slots.
+    pub(crate) async fn check_claims(&self, control: &JobControl) {
+        loop {
+            let paused = control.pause(BETWEEN_CHECKS).await;
+            self.retry();
+            let mut state = lock(&self.state);
+            state.is_checking = paused.is_ok() && state.needs_check();
+            if !state.is_checking {
+                return;
+            }
+        }
+    }
+
+    /// The store does not check the claimed slots, because it closes.
+    pub(crate) fn end_check(&self) {
+        lock(&self.state).is_checking = false;
+    }
+}
+
+impl SlotTableState {
+    /// Whether a check has to begin now.
+    pub(super) fn begin_check(&mut self) -> bool {
+        let begins = !self.is_checking && self.needs_check();
+        self.is_checking |= begins;
+        begins
+    }
+
+    fn needs_check(&self) -> bool {
+        !self.waiters.is_empty() && !self.claimed.is_empty()
     }
 }

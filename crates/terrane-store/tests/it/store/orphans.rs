@@ -11,7 +11,7 @@ use terrane_store::{
 use terrane_testkit::engine::Fault;
 
 use super::devices::{Machine, ordered};
-use super::harness::{assert_at_rest, key, keys};
+use super::harness::{assert_at_rest, key, keys, soon};
 
 const HOST: TierId = TierId::new(0);
 
@@ -134,6 +134,27 @@ fn a_job_that_waits_for_the_slot_of_a_copy_ends_when_the_copy_is_orphaned() {
     assert_too_small(&waits.wait(), 2, 1);
     rig.machine.engine.end_orphaned();
     rig.put_ok(1..3);
+    assert_at_rest(&rig.store);
+}
+
+#[test]
+fn a_job_that_waits_for_another_slot_gets_that_of_an_orphaned_copy_when_the_copy_ends() {
+    let rig = Rig::new(3);
+    let orphaned = rig.hang(|| rig.put(0..1));
+    rig.orphan(orphaned);
+    let hangs = rig.hang(|| rig.put(1..3));
+    let (ids, keys) = ids_and_keys(3..4);
+    let source = Blocks::new(&rig.machine.cache, &ids);
+    let waits = rig.store.put(&keys, source, ordered().deadline(soon()), ()).unwrap();
+    assert!(!waits.has_ended());
+    rig.machine.engine.end_orphaned();
+    let outcome = waits.wait();
+    let slots = rig.slots();
+    rig.machine.engine.orphan_hung();
+    assert!(!hangs.wait().is_ok());
+    rig.machine.engine.end_orphaned();
+    assert!(outcome.is_ok(), "{outcome:?}");
+    assert_eq!(slots, (0, 2));
     assert_at_rest(&rig.store);
 }
 
