@@ -93,10 +93,14 @@ pub enum NoRoom {
     },
     /// The job needs more slots than the tier has for the group. Split it, or open the store with a
     /// larger tier.
+    ///
+    /// A job does not wait for orphaned copies alone, because they may never end. So it may also
+    /// succeed later, when such a copy has ended.
     TierTooSmall {
         /// The slots that the job needs at once.
         requested: usize,
-        /// The slots that the tier has for the group, as in [`Pinned`](Self::Pinned).
+        /// The slots that the tier has for the group, as in [`Pinned`](Self::Pinned). It does not count
+        /// those of dirty blocks, if orphaned copies claim all slots of the next slower tier.
         slots: usize,
     },
     /// Other jobs took the slot of the block in the host tier, before it was copied from there to the

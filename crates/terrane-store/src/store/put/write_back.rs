@@ -129,6 +129,10 @@ impl StoreCore {
                     let results = WriteDown::internal(&task, tier).blocks(blocks).await;
                     let has_no_room = results.iter().any(|it| matches!(it, BlockResult::NoRoom(_)));
                     if has_no_room && WriteDown::internal(&task, tier).may_have_room_later(group) {
+                        // Leases end in time. An orphaned copy may never end.
+                        if results.iter().any(is_too_small) {
+                            table.refuse_waiters();
+                        }
                         let _ = task.control.pause(BETWEEN_CHECKS).await;
                     }
                     table.end_write_back();
@@ -215,6 +219,10 @@ impl StoreCore {
             job.cancel();
         }
     }
+}
+
+fn is_too_small(result: &BlockResult) -> bool {
+    matches!(result, BlockResult::NoRoom(NoRoom::TierTooSmall { .. }))
 }
 
 #[cfg(test)]

@@ -3,15 +3,17 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Waker;
 use std::time::Duration;
 
+use terrane_core::convert::to_usize;
 use terrane_core::sync::lock;
 
 use crate::slab::Priority;
 use crate::store::job::control::JobControl;
 use crate::store::job::one_shot::OneShot;
 use crate::store::job::result::NoRoom;
-use crate::store::slot_table::{SlotTable, SlotTableState};
+use crate::store::slot_table::{MUST_BE_WRITTEN, SlotTable, SlotTableState};
 
 /// The time between two checks of slots that jobs wait for and orphaned copies claim. The end of
 /// such a copy wakes no thread.
@@ -69,6 +71,24 @@ impl SlotTable {
                 return;
             }
         }
+    }
+
+    /// Ends the wait of jobs that need slots of dirty blocks, because the slower tier cannot take
+    /// those. The others wait for slots that jobs use. No lock may be held.
+    pub(crate) fn refuse_waiters(&self) {
+        let mut woken = Vec::new();
+        let mut state = lock(&self.state);
+        let marks = self.dirty.iter().take(to_usize(state.limit.into()));
+        let dirty = marks.filter(|mark| mark.load(Ordering::Acquire) == MUST_BE_WRITTEN).count();
+        let slots = state.slots().saturating_sub(dirty);
+        for (_, waiter) in state.waiters.extract_if(.., |_, waiter| waiter.count > slots) {
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+            let too_small = NoRoom::TierTooSmall { requested: waiter.count, slots };
+            woken.extend(waiter.grant.put(Err(too_small)));
+        }
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+        self.retry();
     }
 
     /// The store does not check the claimed slots, because it closes.
