@@ -8,6 +8,11 @@ use terrane_core::{ForkedProcess, OsError};
 
 use crate::disk::files::owner::StoreOwner;
 
+/// The remedy if directories of a striped store are missing or wrong.
+const STRIPES_REMEDY: &str = "mount all its drives, and pass all directories of the store in their \
+     order; if a drive is lost, remove the store's folders in the other directories to begin with an \
+     empty store";
+
 /// An error of a [`Catalog`](super::Catalog).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -209,8 +214,7 @@ pub enum CatalogError {
     },
     /// The tier has another number of directories than the store.
     #[error(
-        "the store in {:?} has {recorded} directories and {} were passed: {passed:?}; pass all its \
-         directories in their order, or remove its folders to begin with an empty store",
+        "the store in {:?} has {recorded} directories and {} were passed: {passed:?}; {STRIPES_REMEDY}",
         .passed.first().cloned().unwrap_or_default(), .passed.len()
     )]
     DirectoryCount {
@@ -221,8 +225,8 @@ pub enum CatalogError {
     },
     /// A directory of the tier is not the one of the store.
     #[error(
-        "{directory:?} was passed as directory {index} of the store in {first:?}, and {found}; pass all \
-         directories of the store in their order, or remove its folders to begin with an empty store"
+        "{directory:?} was passed as directory {index} of the store in {first:?}, and {found}; \
+         {STRIPES_REMEDY}"
     )]
     StripeDiffers {
         /// The folder of the first directory.
@@ -337,6 +341,8 @@ pub enum CatalogError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FoundStripe {
+    /// It does not exist.
+    Missing,
     /// It has no file of the store.
     Nothing,
     /// It is another directory of the store.
@@ -346,6 +352,11 @@ pub enum FoundStripe {
     },
     /// It is a directory of another store.
     OtherStore {
+        /// Its index in that store, from 0.
+        index: u32,
+    },
+    /// It is a directory of a store, and the first directory has no store. That one may be missing.
+    NotInFirst {
         /// Its index in that store, from 0.
         index: u32,
     },
@@ -359,9 +370,13 @@ pub enum FoundStripe {
 impl fmt::Display for FoundStripe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Missing => write!(f, "it does not exist"),
             Self::Nothing => write!(f, "it has no file of that store"),
             Self::SameStore { index } => write!(f, "it is directory {index} of that store"),
             Self::OtherStore { index } => write!(f, "it is directory {index} of another store"),
+            Self::NotInFirst { index } => {
+                write!(f, "it is directory {index} of a store that is not in the first directory")
+            }
             Self::Damaged { file } => write!(f, "its file {file:?} is damaged"),
         }
     }

@@ -104,9 +104,11 @@ fn check_directories(
     let mut stripes = Stripes::recorded(placement);
     for (index, directory) in (1..).zip(others) {
         let folder = match Directory::open_read_only(directory, name) {
-            // The caller's directory is there: not the folder, but the list of directories is wrong.
-            Err(CatalogError::NotFound { path }) if directory.is_dir() => {
-                let (first, found) = (first.to_owned(), FoundStripe::Nothing);
+            // The caller must not create it: its slots are elsewhere.
+            Err(CatalogError::NotFound { path }) => {
+                let is_there = directory.is_dir();
+                let found = if is_there { FoundStripe::Nothing } else { FoundStripe::Missing };
+                let first = first.to_owned();
                 return Err(CatalogError::StripeDiffers { first, directory: path, index, found });
             }
             opened => opened?,

@@ -150,7 +150,7 @@ impl Stripes {
                 // superblocks.
                 _ if !has_slab(folder, index)? => continue,
                 StripeFile::Damaged => FoundStripe::Damaged { file: names::stripe(index) },
-                StripeFile::Valid(_) => FoundStripe::OtherStore { index },
+                StripeFile::Valid(_) => FoundStripe::NotInFirst { index },
             };
             return Err(differs(first, folder, index, found));
         }

@@ -158,7 +158,8 @@ impl DiskTier {
     /// Puts a part of the slots in another directory, such as one on another drive. Slots alternate
     /// between all directories. The catalog is in the first one. The store locks its folder in each.
     ///
-    /// The store records its directories. Later openings pass the same ones in the same order.
+    /// The store records its directories. Later openings pass the same ones in the same order. If a drive
+    /// is lost, so are all blocks: remove the store's folder in each other directory, and open it again.
     pub fn also_in(mut self, directory: impl AsRef<Path>) -> Self {
         self.directories.push(directory.as_ref().to_owned());
         self

@@ -75,6 +75,39 @@ fn a_store_opens_in_its_own_directories_in_their_order_only() {
 }
 
 #[test]
+fn a_store_without_one_of_its_drives_names_the_directory_and_the_remedy() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let [a, b] = folders.each_ref().map(|folder| folder.path());
+    drop(striped(&[a, b]).open().unwrap());
+    let refused = || striped(&[a, b]).open().map(drop).unwrap_err().to_string();
+    let remedy = "mount all its drives, and pass all directories of the store in their order; if a drive is \
+                  lost, remove the store's folders in the other directories";
+    let folder = |directory: &Path| directory.join("model");
+    // The mount point of the drive is empty, and then gone.
+    for (moved, found) in [
+        (folder(b), "it has no file of that store"),
+        (b.to_owned(), "it does not exist"),
+        (folder(a), "it is directory 1 of a store that is not in the first directory"),
+    ] {
+        let aside = moved.with_extension("aside");
+        fs::rename(&moved, &aside).unwrap();
+        let text = refused();
+        let expected =
+            format!("{:?} was passed as directory 1 of the store in {:?}", folder(b), folder(a));
+        assert!(text.starts_with(&expected), "{text}");
+        assert!(text.contains(found) && text.contains(remedy), "{text}");
+        let _ = fs::remove_dir_all(&moved);
+        fs::rename(&aside, &moved).unwrap();
+    }
+    let text = striped(&[a]).open().map(drop).unwrap_err().to_string();
+    assert!(
+        text.contains("has 2 directories and 1 were passed") && text.contains(remedy),
+        "{text}"
+    );
+    drop(striped(&[a, b]).open().unwrap());
+}
+
+#[test]
 fn the_recorded_alignment_of_slots_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
