@@ -46,7 +46,6 @@ pub use key::{KeyHash, KeyHasher, MAX_KEY_BYTES};
 pub use queue::{CompletionQueue, QueuePlace};
 pub use slab::{JobId, Priority};
 pub use store::Store;
-pub use store::get::lease::Lease;
 pub use store::job::blocks::{Blocks, Spans};
 pub use store::job::options::JobOptions;
 pub use store::job::outcome::JobOutcome;
@@ -57,6 +56,7 @@ pub use store::open::builder::{
     BlockGroup, DiskTier, EvictionKind, MemoryTier, Recovery, StoreBuilder, WritePolicy,
 };
 pub use store::query::event::{Events, KeyName, StoreEvent, StoreEventKind};
+pub use store::query::lease::Lease;
 pub use store::query::presence::{Presence, TierId};
 pub use store::query::why::Why;
 

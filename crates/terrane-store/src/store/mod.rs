@@ -34,6 +34,7 @@ pub(crate) mod gate;
 pub(crate) mod get;
 pub(crate) mod group;
 pub(crate) mod job;
+pub(crate) mod key_names;
 pub(crate) mod metrics;
 pub(crate) mod open;
 pub(crate) mod put;

@@ -18,8 +18,7 @@ use crate::slab::{
     JobId, Priority, SlabBuffers, SlabDirection, SlabDone, SlabFailure, SlabOptions, SlabRequest,
     SlabSink, Slabs,
 };
-use crate::store::job::result::BlockResult;
-use crate::store::put::commit::not_read;
+use crate::store::job::result::{BlockResult, not_read};
 
 /// Sends the result of each read.
 struct ReadSink {

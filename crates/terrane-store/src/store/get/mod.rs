@@ -2,11 +2,9 @@
 //!
 //! A get of few blocks in memory is one transfer without a task (`direct`). Other gets plan a way
 //! for each block (`plan`) and follow it here. Promotions and relayed gets load blocks into a tier
-//! (`load`). `arrivals` has the results of disk requests, and `lease` the pins of a caller.
+//! (`load`).
 
-pub(crate) mod arrivals;
 pub(crate) mod direct;
-pub(crate) mod lease;
 pub(crate) mod load;
 pub(crate) mod plan;
 
@@ -20,14 +18,13 @@ use crate::slab::SlabDirection;
 use crate::store::claims::Claim;
 use crate::store::copy::copies::{self, COPY_BYTES_AT_ONCE, YieldingCopies};
 use crate::store::copy::transfers::{BlockCopy, CopyList, StartedCopy};
-use crate::store::get::arrivals::{Arrivals, SharedHold};
 use crate::store::get::load::Load;
 use crate::store::get::plan::Plan;
+use crate::store::job::arrivals::{Arrivals, SharedHold};
 use crate::store::job::executor::yield_now;
 use crate::store::job::request::{Keys, Payload, PayloadUse};
-use crate::store::job::result::BlockResult;
+use crate::store::job::result::{BlockResult, not_read};
 use crate::store::job::task::{DiskBlock, JobTask};
-use crate::store::put::commit::not_read;
 use crate::store::slot_table::PinnedSlot;
 use crate::store::tier::count;
 

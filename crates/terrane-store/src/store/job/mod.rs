@@ -1,8 +1,10 @@
 //! Jobs: the handle of a caller here, and the submodules for the rest of their life.
 //!
 //! A `submit` checks the `request`, with `blocks` and `options`. The `task` runs on the `executor`,
-//! and the caller controls it by `control`. An `outcome` has a `result` for each block.
+//! and the caller controls it by `control`. Results of disk requests reach it as `arrivals`. An
+//! `outcome` has a `result` for each block.
 
+pub(crate) mod arrivals;
 pub(crate) mod blocks;
 pub(crate) mod control;
 pub(crate) mod executor;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::StoreError;
+use crate::slab::SlabFailure;
 
 /// How a job ended for one of its keys.
 ///
@@ -55,6 +56,26 @@ impl BlockResult {
 pub(crate) fn set(results: &mut [BlockResult], index: usize, result: BlockResult) {
     if let Some(slot) = results.get_mut(index) {
         *slot = result;
+    }
+}
+
+/// The result of a block that could not be written to disk.
+pub(crate) fn not_written(failure: SlabFailure) -> BlockResult {
+    match failure {
+        SlabFailure::Io(failure) => BlockResult::failed(StoreError::WriteFailed(failure)),
+        other => not_read(other),
+    }
+}
+
+/// The result of a block that could not be read from disk.
+pub(crate) fn not_read(failure: SlabFailure) -> BlockResult {
+    match failure {
+        SlabFailure::Corrupt { .. } => BlockResult::Corrupt,
+        SlabFailure::TimedOut => BlockResult::TimedOut,
+        SlabFailure::Cancelled => BlockResult::Cancelled,
+        SlabFailure::Io(failure) => BlockResult::failed(StoreError::ReadFailed(failure)),
+        SlabFailure::ReadOnly(error) | SlabFailure::Refused(error) => BlockResult::Failed(error),
+        SlabFailure::Closed => BlockResult::failed(StoreError::Closed),
     }
 }
 

@@ -28,12 +28,15 @@ use crate::store::Store;
 use crate::store::gate::Gate;
 use crate::store::group::{EndpointFacts, GroupInfo, shares};
 use crate::store::job::executor::Executor;
-use crate::store::metrics::counters::{KeyNames, Recent, StoreCounters, Subscribers};
+use crate::store::key_names::KeyNames;
+use crate::store::metrics::counters::StoreCounters;
 use crate::store::open::builder::{
     AllocateLayout, DiskTier, EvictionKind, Recovery, StoreBuilder, TierMemory, WritePolicy,
 };
 use crate::store::open::reload::reload;
+use crate::store::query::event::Subscribers;
 use crate::store::query::presence::TierId;
+use crate::store::removal::recent::Recent;
 use crate::store::sharded::Sharded;
 use crate::store::shared::{JobTable, StoreCore};
 use crate::store::slot_table::{DirtyBlocks, SlotTable};

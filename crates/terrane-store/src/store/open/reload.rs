@@ -7,7 +7,7 @@ use crate::KeyHash;
 use crate::disk::{LiveRecord, LiveRecords};
 use crate::index::StoredBlock;
 use crate::parallel::fold;
-use crate::store::metrics::counters::KeyNames;
+use crate::store::key_names::KeyNames;
 use crate::store::slot_table::SlotTable;
 
 /// Fills the empty slot tables of the disk tier, on `threads` threads, this one included.

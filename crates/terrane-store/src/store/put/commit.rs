@@ -6,9 +6,7 @@ use crate::KeyHash;
 use crate::disk::PutRecord;
 use crate::error::StoreError;
 use crate::index::StoredBlock;
-use crate::slab::SlabFailure;
 use crate::store::claims::HeldClaim;
-use crate::store::job::result::BlockResult;
 use crate::store::query::event::StoreEventKind;
 use crate::store::query::presence::TierId;
 use crate::store::shared::StoreCore;
@@ -183,26 +181,6 @@ impl<'a> WrittenBlock<'a> {
             let found = source.table.index.get(self.key);
             found.is_some_and(|found| found.slot == source.block.slot)
         })
-    }
-}
-
-/// The result of a block that could not be written to disk.
-pub(crate) fn not_written(failure: SlabFailure) -> BlockResult {
-    match failure {
-        SlabFailure::Io(failure) => BlockResult::failed(StoreError::WriteFailed(failure)),
-        other => not_read(other),
-    }
-}
-
-/// The result of a block that could not be read from disk.
-pub(crate) fn not_read(failure: SlabFailure) -> BlockResult {
-    match failure {
-        SlabFailure::Corrupt { .. } => BlockResult::Corrupt,
-        SlabFailure::TimedOut => BlockResult::TimedOut,
-        SlabFailure::Cancelled => BlockResult::Cancelled,
-        SlabFailure::Io(failure) => BlockResult::failed(StoreError::ReadFailed(failure)),
-        SlabFailure::ReadOnly(error) | SlabFailure::Refused(error) => BlockResult::Failed(error),
-        SlabFailure::Closed => BlockResult::failed(StoreError::Closed),
     }
 }
 

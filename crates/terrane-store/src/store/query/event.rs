@@ -1,12 +1,15 @@
-//! Changes of the store's content, for subscribers.
+//! Changes of the store's content, and their subscribers.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
+use terrane_core::sync::lock;
+
 use crate::KeyHash;
+use crate::error::StoreError;
 use crate::queue::CompletionQueue;
 use crate::store::query::presence::TierId;
 
@@ -142,5 +145,36 @@ impl Events {
 impl AsFd for Events {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.queue.as_fd()
+    }
+}
+
+/// The subscribers of events.
+#[derive(Default)]
+pub(crate) struct Subscribers {
+    list: Mutex<Vec<Weak<Subscriber>>>,
+    count: AtomicUsize,
+}
+
+impl Subscribers {
+    pub(crate) fn add(&self, capacity: usize) -> Result<Events, StoreError> {
+        let shared = Arc::new(Subscriber::new(CompletionQueue::new(capacity)?));
+        let mut list = lock(&self.list);
+        list.push(Arc::downgrade(&shared));
+        self.count.store(list.len(), Ordering::Relaxed);
+        Ok(Events { shared })
+    }
+
+    pub(crate) fn are_none(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 0
+    }
+
+    pub(crate) fn deliver(&self, event: &StoreEvent) {
+        let subscribers: Vec<Arc<Subscriber>> = {
+            let mut list = lock(&self.list);
+            list.retain(|subscriber| subscriber.strong_count() > 0);
+            self.count.store(list.len(), Ordering::Relaxed);
+            list.iter().filter_map(Weak::upgrade).collect()
+        };
+        subscribers.iter().for_each(|subscriber| subscriber.deliver(event.clone()));
     }
 }

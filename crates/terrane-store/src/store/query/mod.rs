@@ -1,6 +1,7 @@
 //! Queries and leases, subscriptions, snapshots and resizes: calls that need no job.
 
 pub(crate) mod event;
+pub(crate) mod lease;
 pub(crate) mod presence;
 pub(crate) mod why;
 
@@ -18,10 +19,10 @@ use crate::error::StoreError;
 use crate::slab::SlabBuffers;
 use crate::store::Store;
 use crate::store::claims::ClaimKind;
-use crate::store::get::lease::{Lease, LeasePins};
 use crate::store::group::shares;
 use crate::store::metrics::snapshot::{Misses, StoreSnapshot, TierSnapshot};
 use crate::store::query::event::{Events, StoreEventKind};
+use crate::store::query::lease::{Lease, LeasePins};
 use crate::store::query::presence::{Presence, TierId};
 use crate::store::query::why::Why;
 use crate::store::shared::StoreCore;

@@ -1,6 +1,7 @@
 //! Removals: of keys, of damaged blocks, of the last blocks of slots, and of everything.
-//! `removed_keys` lets the puts in flight learn of them.
+//! `removed_keys` lets the puts in flight learn of them, and `recent` the queries.
 
+pub(crate) mod recent;
 pub(crate) mod removed_keys;
 
 use crate::KeyHash;
