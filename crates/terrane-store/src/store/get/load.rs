@@ -203,10 +203,8 @@ impl<'a> Load<'a> {
         results: &mut [BlockResult],
     ) {
         let mut moving: Vec<Option<Moving>> = moving.into_iter().map(Some).collect();
-        let mut left = moving.len();
-        while left > 0 {
-            for (number, result) in reads.next().await {
-                left -= 1;
+        while let Some(arrived) = reads.next().await {
+            for (number, result) in arrived {
                 let Some(moving) = moving.get_mut(number).and_then(Option::take) else { continue };
                 match result {
                     Ok(done) => self.commit((moving, done.checksum), taken, ready, results).await,

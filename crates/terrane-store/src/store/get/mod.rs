@@ -307,11 +307,9 @@ impl Get<'_> {
     /// Waits for all reads, and sets their results.
     async fn read(&mut self, reading: Reading) {
         let core = &self.task.core;
-        let mut left = reading.indices.len();
         let mut incomplete: Vec<u32> = Vec::new();
-        while left > 0 {
-            for (at, result) in reading.arrivals.next().await {
-                left -= 1;
+        while let Some(arrived) = reading.arrivals.next().await {
+            for (at, result) in arrived {
                 let (Some(&index), Some(pin)) = (reading.indices.get(at), reading.pins.get(at))
                 else {
                     continue;

@@ -21,6 +21,8 @@ pub(crate) struct Arrivals {
 struct ArrivalsState {
     /// The number of requests that have not ended.
     left: usize,
+    /// The number of results that the task has not taken.
+    untaken: usize,
     /// The owner of the memory and the slots of the requests. The requests keep it through their sink,
     /// even if the task is dropped by a panic.
     ///
@@ -62,19 +64,21 @@ impl Arrivals {
     /// For so many requests, whose memory and slots `keeps` owns.
     pub(crate) fn new(requests: usize, keeps: Arc<dyn Any + Send + Sync>) -> Self {
         let (arrived, task) = (Vec::new(), None);
-        let state = ArrivalsState { left: requests, keeps: Some(keeps), arrived, task };
+        let (left, untaken, keeps) = (requests, requests, Some(keeps));
+        let state = ArrivalsState { left, untaken, keeps, arrived, task };
         Self { state: Mutex::new(state) }
     }
 
-    /// Waits for one result or more.
-    pub(crate) async fn next(&self) -> Vec<Arrived> {
+    /// Waits for one result or more. `None` once the task has taken all.
+    pub(crate) async fn next(&self) -> Option<Vec<Arrived>> {
         poll_fn(|context| {
             let latest = context.waker().clone();
             let mut state = lock(&self.state);
-            if !state.arrived.is_empty() {
+            if !state.arrived.is_empty() || state.untaken == 0 {
                 let arrived = std::mem::take(&mut state.arrived);
+                state.untaken -= arrived.len();
                 drop(state);
-                return Poll::Ready(arrived);
+                return Poll::Ready((!arrived.is_empty()).then_some(arrived));
             }
             let before = state.task.replace(latest);
             drop(state);
@@ -134,10 +138,11 @@ mod tests {
         assert_eq!(woken.0.load(Ordering::SeqCst), 0);
         arrivals.results_end();
         assert_eq!(woken.0.load(Ordering::SeqCst), 1);
-        let Poll::Ready(arrived) = next.poll(&mut context) else {
+        let Poll::Ready(Some(arrived)) = next.poll(&mut context) else {
             panic!("three results are there")
         };
         assert_eq!(arrived.iter().map(|&(index, _)| index).collect::<Vec<_>>(), [0, 1, 2]);
+        assert!(matches!(pin!(arrivals.next()).poll(&mut context), Poll::Ready(None)));
     }
 
     #[test]

@@ -226,10 +226,8 @@ impl Put<'_> {
             self.copy_in(*tier, slots, &own).await;
         }
         let mut own: Vec<Option<OwnKey>> = own.into_iter().map(Some).collect();
-        let mut left = own.len();
-        while left > 0 {
-            for (at, result) in arrivals.next().await {
-                left -= 1;
+        while let Some(arrived) = arrivals.next().await {
+            for (at, result) in arrived {
                 let Some(key) = own.get_mut(at).and_then(Option::take) else { continue };
                 let result = match result {
                     Err(failure) => {

@@ -167,10 +167,8 @@ impl<'a> WriteDown<'a> {
         #[expect(unsafe_code, reason = "the memory is named by addresses")]
         let arrivals = unsafe { task.submit_blocks(disk, group, keeps, blocks) };
         let mut own: Vec<Option<OwnBlock>> = own.into_iter().map(Some).collect();
-        let mut left = own.len();
-        while left > 0 {
-            for (at, result) in arrivals.next().await {
-                left -= 1;
+        while let Some(arrived) = arrivals.next().await {
+            for (at, result) in arrived {
                 let Some(own) = own.get_mut(at).and_then(Option::take) else { continue };
                 match result {
                     Ok(done) => {
