@@ -294,10 +294,10 @@ impl SlotTable {
                 let grant = Arc::new(Grant::new());
                 let waiter = Waiter { count, grant: Arc::clone(&grant) };
                 state.waiters.insert((Reverse(priority), arrival), waiter);
-                effects.checks = state.begin_check();
                 Err(WaitingForSlots { table: Arc::clone(self), arrival, grant })
             }
         };
+        effects.checks = state.begin_check();
         drop(state);
         if result.is_ok() {
             self.waiting.fetch_sub(1, Ordering::SeqCst);

@@ -64,10 +64,14 @@ impl SlotTable {
     pub(crate) async fn check_claims(&self, control: &JobControl) {
         loop {
             let paused = control.pause(BETWEEN_CHECKS).await;
+            let continues = {
+                let mut state = lock(&self.state);
+                state.is_checking = paused.is_ok() && state.needs_check();
+                state.is_checking
+            };
+            // Last: a snapshot may have freed the slots, and wakes no job.
             self.retry();
-            let mut state = lock(&self.state);
-            state.is_checking = paused.is_ok() && state.needs_check();
-            if !state.is_checking {
+            if !continues {
                 return;
             }
         }
