@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::thread;
 use std::time::Instant;
 
 use terrane_core::convert::to_usize;
@@ -109,23 +110,57 @@ pub(crate) async fn sync(task: &JobTask) -> BlockResult {
     result
 }
 
+/// Makes its owner the only job that writes the dirty blocks of a slot table back.
+struct WriteBackTurn {
+    core: Arc<StoreCore>,
+    table: Arc<SlotTable>,
+    /// The blocks that the job writes. They are in no list meanwhile.
+    blocks: Vec<(KeyHash, u32)>,
+}
+
+impl WriteBackTurn {
+    /// `None` if another job has it.
+    fn take(core: &Arc<StoreCore>, table: &Arc<SlotTable>) -> Option<Self> {
+        let (core, table) = (Arc::clone(core), Arc::clone(table));
+        table.begin_write_back().then(|| Self { core, table, blocks: Vec::new() })
+    }
+}
+
+impl Drop for WriteBackTurn {
+    fn drop(&mut self) {
+        self.table.end_write_back();
+        if !thread::panicking() {
+            return;
+        }
+        let (table, blocks) = (Arc::clone(&self.table), std::mem::take(&mut self.blocks));
+        // Not during the panic: another write-back may begin.
+        self.core.executor.call(move || {
+            // A copy engine panicked. The blocks count as those that cannot be written.
+            for (key, slot) in blocks {
+                let pin = table.pin(key).filter(|pin| pin.block.slot == slot);
+                if let Some(pin) = pin.filter(|pin| table.is_pin_dirty(pin)) {
+                    table.allow_loss(pin.block.slot);
+                }
+            }
+            table.retry();
+        });
+    }
+}
+
 impl StoreCore {
     /// Begins to write dirty blocks of a slot table to the tier below, because a job lacks this many slots.
     pub(crate) fn write_back(self: &Arc<Self>, tier: TierId, group: u16, lacks: usize) {
         let found = self.tiers.get(tier.index());
         let Some(table) = found.and_then(|found| found.table(group)).cloned() else { return };
-        if !table.begin_write_back() {
-            return;
-        }
+        let Some(mut turn) = WriteBackTurn::take(self, &table) else { return };
         let priority = table.waiting_priority().unwrap_or(Priority::Low);
-        let Some((_job, task, end)) = begin_internal(self, group, priority) else {
-            return table.end_write_back();
-        };
+        let Some((_job, task, end)) = begin_internal(self, group, priority) else { return };
         let most = lacks.clamp(LEAST_AT_ONCE, BLOCKS_AT_ONCE);
         self.executor.spawn(async move {
             loop {
                 let blocks = table.take_dirty(most);
                 if !blocks.is_empty() {
+                    turn.blocks = blocks.iter().map(|(key, pin)| (*key, pin.block.slot)).collect();
                     let results = WriteDown::internal(&task, tier).blocks(blocks).await;
                     let has_no_room = results.iter().any(|it| matches!(it, BlockResult::NoRoom(_)));
                     if has_no_room && WriteDown::internal(&task, tier).may_have_room_later(group) {
@@ -135,22 +170,26 @@ impl StoreCore {
                         }
                         let _ = task.control.pause(BETWEEN_CHECKS).await;
                     }
-                    table.end_write_back();
+                    drop(turn);
                     // No waiting job starts the write of blocks beyond the limit: go on with those.
                     let is_stopped = task.control.stopped().is_some();
-                    if !is_stopped && table.has_dirty_beyond() && table.begin_write_back() {
+                    if !is_stopped
+                        && table.has_dirty_beyond()
+                        && let Some(next) = WriteBackTurn::take(&task.core, &table)
+                    {
+                        turn = next;
                         table.retry_for_waiters();
                         continue;
                     }
                     end.finish(results);
                     return table.retry();
                 }
-                table.end_write_back();
+                drop(turn);
                 // A job whose block became dirty before this end has left the write-back to this one.
                 // Blocks that other jobs write are tried again when they are clean.
-                if !table.has_dirty() || !table.begin_write_back() {
-                    return end.finish(Vec::new());
-                }
+                let next = table.has_dirty().then(|| WriteBackTurn::take(&task.core, &table));
+                let Some(next) = next.flatten() else { return end.finish(Vec::new()) };
+                turn = next;
             }
         });
     }
@@ -228,7 +267,6 @@ fn is_too_small(result: &BlockResult) -> bool {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-    use std::thread;
     use std::time::Duration;
 
     use super::*;

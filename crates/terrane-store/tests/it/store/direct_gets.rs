@@ -15,13 +15,11 @@ use terrane_store::{
 };
 use terrane_testkit::engine::{Fault, SimulatedEngine, SimulatedEngineOptions};
 use terrane_testkit::process::{in_child, in_fork};
-use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, Endpoint, Quote, TransferManager, TransferOptions, TransferPlan,
-};
+use terrane_transfer::{CopyEngine, Endpoint, TransferManager};
 
 use super::harness::{assert_at_rest, content, key, keys, soon};
 use super::memory_tiers::{bytes_of, engine_layout_of, fill};
-use super::panics::{Panics, on_drop};
+use super::panics::{Panics, PanicsInSubmit, on_drop};
 
 /// A store of one host tier, whose engine holds copies on request.
 struct Rig {
@@ -208,30 +206,10 @@ fn a_transfer_that_fails_or_is_refused_fails_the_job() {
     rig.check_rest();
 }
 
-/// An engine whose submissions panic.
-#[derive(Debug)]
-struct PanicsInSubmit(SimulatedEngine);
-
-// SAFETY: it copies nothing, and the job ends when it drops.
-#[expect(unsafe_code, reason = "the trait promises what an engine does with memory")]
-unsafe impl CopyEngine for PanicsInSubmit {
-    fn name(&self) -> &'static str {
-        "panics"
-    }
-
-    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
-        self.0.quote(plan, options)
-    }
-
-    fn submit(&self, _job: CopyJob) {
-        panic!("a submission of a test");
-    }
-}
-
 #[test]
 fn a_submission_that_panics_fails_the_job_alone() {
     let rig = Rig::new();
-    let engine = PanicsInSubmit(SimulatedEngine::new(SimulatedEngineOptions::default()));
+    let engine = PanicsInSubmit::new();
     let manager = TransferManager::new([Arc::new(engine) as Arc<dyn CopyEngine>]);
     let builder = Store::builder().group(BlockGroup::of_layout("kv", rig.memory.layout()));
     let (store, _) = builder.host(ByteCount::mib(1)).manager(&manager).open().unwrap();

@@ -1,4 +1,4 @@
-//! Guards and wakers that panic, and guards that close the store.
+//! Guards, wakers and engines that panic, and guards that close the store.
 
 use std::future::{Future, IntoFuture};
 use std::pin::pin;
@@ -7,7 +7,12 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use terrane_store::{Blocks, JobOptions, Store};
+use terrane_core::ByteCount;
+use terrane_store::{BlockGroup, Blocks, JobOptions, MemoryTier, Store, WritePolicy};
+use terrane_testkit::engine::{SimulatedEngine, SimulatedEngineOptions};
+use terrane_transfer::{
+    CopyEngine, CopyJob, Declined, Quote, TransferManager, TransferOptions, TransferPlan,
+};
 
 use super::harness::{
     assert_at_rest, content, found, key, keys, open, put_ok, soon, spans, submit_put,
@@ -105,4 +110,45 @@ fn a_guard_that_closes_the_store_does_not_wait_for_its_own_job() {
         closed.recv_timeout(SOON / 2).unwrap();
         thread.join().unwrap();
     }
+}
+
+/// An engine whose submissions panic.
+#[derive(Debug)]
+pub struct PanicsInSubmit(SimulatedEngine);
+
+impl PanicsInSubmit {
+    pub fn new() -> Self {
+        Self(SimulatedEngine::new(SimulatedEngineOptions::default()))
+    }
+}
+
+// SAFETY: it copies nothing, and the job ends when it drops.
+#[expect(unsafe_code, reason = "the trait promises what an engine does with memory")]
+unsafe impl CopyEngine for PanicsInSubmit {
+    fn name(&self) -> &'static str {
+        "panics"
+    }
+
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
+        self.0.quote(plan, options)
+    }
+
+    fn submit(&self, _job: CopyJob) {
+        panic!("a submission of a test");
+    }
+}
+
+#[test]
+fn jobs_get_slots_after_a_write_back_panicked() {
+    let manager = TransferManager::new([Arc::new(PanicsInSubmit::new()) as Arc<dyn CopyEngine>]);
+    let bytes = |blocks: u64| ByteCount::new(blocks * 8192);
+    let builder = Store::builder().group(BlockGroup::new("kv", 8192)).host(bytes(2));
+    let builder = builder.memory_tier(MemoryTier::system("slower", bytes(4))).manager(&manager);
+    let (store, _) = builder.write_policy(WritePolicy::Back).open().unwrap();
+    for number in 0..6 {
+        let outcome = put_with(&store, number, ()).wait_until(soon());
+        assert!(outcome.is_ok_and(|outcome| outcome.is_ok()), "put {number}");
+    }
+    assert_at_rest(&store);
+    assert_eq!(store.close(soon()).left, 0);
 }
