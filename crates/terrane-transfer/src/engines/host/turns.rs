@@ -1,5 +1,7 @@
 //! The order in which a thread copies the chunks of its transfers.
 
+use std::collections::VecDeque;
+
 use terrane_core::ByteCount;
 
 /// The transfers of one thread. It copies a chunk of each in turn, so a small transfer does not
@@ -9,14 +11,20 @@ use terrane_core::ByteCount;
 /// A relay's chunks, which have one size, therefore end one after the other, and the other hop of
 /// the first begins early.
 pub(super) struct Turns<T> {
-    /// The transfers and their sizes, in the order of their arrival.
-    transfers: Vec<(ByteCount, T)>,
-    next: usize,
+    /// The transfer that was copied last is the last one.
+    transfers: VecDeque<Waiting<T>>,
+    arrivals: u64,
+}
+
+struct Waiting<T> {
+    arrival: u64,
+    bytes: ByteCount,
+    transfer: T,
 }
 
 impl<T> Turns<T> {
     pub(super) fn new() -> Self {
-        Self { transfers: Vec::new(), next: 0 }
+        Self { transfers: VecDeque::new(), arrivals: 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -24,7 +32,8 @@ impl<T> Turns<T> {
     }
 
     pub(super) fn push(&mut self, bytes: ByteCount, transfer: T) {
-        self.transfers.push((bytes, transfer));
+        self.transfers.push_back(Waiting { arrival: self.arrivals, bytes, transfer });
+        self.arrivals += 1;
     }
 
     /// Calls `copy` for the next transfer, and removes the transfer if that returns false.
@@ -35,21 +44,16 @@ impl<T> Turns<T> {
         must_stop: impl Fn(&T) -> bool,
         copy: impl FnOnce(&T) -> bool,
     ) {
-        let has_turn = |index: usize| {
-            let (bytes, transfer) = &self.transfers[index];
-            let mut earlier = self.transfers[..index].iter();
-            earlier.all(|(earlier, _)| earlier > bytes) || must_stop(transfer)
+        let has_turn = |it: &Waiting<T>| {
+            let waits_for =
+                |other: &Waiting<T>| other.arrival < it.arrival && other.bytes <= it.bytes;
+            !self.transfers.iter().any(waits_for) || must_stop(&it.transfer)
         };
-        let count = self.transfers.len();
-        let next = self.next.min(count);
-        let Some(index) = (next..count).chain(0..next).find(|&index| has_turn(index)) else {
-            return;
-        };
-        let has_more = copy(&self.transfers[index].1);
-        if !has_more {
-            self.transfers.remove(index);
+        let next = self.transfers.iter().position(has_turn);
+        let Some(next) = next.and_then(|index| self.transfers.remove(index)) else { return };
+        if copy(&next.transfer) {
+            self.transfers.push_back(next);
         }
-        self.next = index + usize::from(has_more);
     }
 }
 
@@ -90,6 +94,24 @@ mod tests {
         assert_eq!(order(&[('a', 3), ('b', 3), ('c', 3)], ""), "aaabbbccc");
         assert_eq!(order(&[('a', 2), ('b', 4)], ""), "aabbbb");
         assert_eq!(order(&[('a', 6), ('b', 2), ('c', 2)], ""), "ababcacaaa");
+    }
+
+    #[test]
+    fn a_large_transfer_has_turns_while_small_ones_arrive() {
+        let mut turns = Turns::new();
+        let mut order = String::new();
+        turns.push(ByteCount::mib(9), 'a');
+        for _ in 0..8 {
+            turns.push(ByteCount::mib(1), 'b');
+            turns.copy_next(
+                |_| false,
+                |&name| {
+                    order.push(name);
+                    name == 'a'
+                },
+            );
+        }
+        assert_eq!(order, "ababbabb");
     }
 
     #[test]
