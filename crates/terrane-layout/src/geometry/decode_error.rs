@@ -40,11 +40,11 @@ pub enum DecodeError {
     },
     /// A count exceeds the reader's limit.
     #[error(
-        "the number of {claim} is {count}, and the limit is {limit}; raise the limit if you expect that many"
+        "the number of {what} is {count}, and the limit is {limit}; raise the limit if you expect that many"
     )]
     OverLimit {
         /// The counted things.
-        claim: EncodedCount,
+        what: EncodedCount,
         /// The count.
         count: u64,
         /// The largest accepted count.

@@ -153,8 +153,8 @@ fn geometry(bytes: &[u8], described: u32, limits: &WireLimits) -> Result<Geometr
     let (blocks, sections) = (limits.blocks, limits.sections);
     let regions = limits.regions.min(described);
     Geometry::decode(bytes, &GeometryLimits { blocks, sections, regions }).map_err(|error| {
-        let DecodeError::OverLimit { claim, count, limit } = error else { return error.into() };
-        let what = match claim {
+        let DecodeError::OverLimit { what, count, limit } = error else { return error.into() };
+        let what = match what {
             EncodedCount::Blocks => Limited::Blocks,
             EncodedCount::Sections => Limited::Sections,
             _ => return WireError::RegionCount { expected: count, actual: described.into() },

@@ -99,9 +99,9 @@ impl Geometry {
     }
 }
 
-fn within(claim: EncodedCount, count: u64, limit: u32) -> Result<(), DecodeError> {
+fn within(what: EncodedCount, count: u64, limit: u32) -> Result<(), DecodeError> {
     if count > limit.into() {
-        return Err(DecodeError::OverLimit { claim, count, limit: limit.into() });
+        return Err(DecodeError::OverLimit { what, count, limit: limit.into() });
     }
     Ok(())
 }

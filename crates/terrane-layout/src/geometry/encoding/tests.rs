@@ -70,7 +70,7 @@ fn regions_of_other_lengths_are_runs() {
     let error = Geometry::decode(&geometry.encode(), &few).unwrap_err();
     assert!(matches!(
         error,
-        DecodeError::OverLimit { claim: EncodedCount::Regions, count: 4, limit: 3 }
+        DecodeError::OverLimit { what: EncodedCount::Regions, count: 4, limit: 3 }
     ));
 }
 
