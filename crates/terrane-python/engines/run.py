@@ -1,9 +1,11 @@
 """Runs the engines' own tests with Terrane's classes instead of the engines'.
 
-usage: run.py --sources FOLDER --work FOLDER [--rivals]
+usage: run.py --sources FOLDER --work FOLDER [--rivals | --gpu]
 
 The tests come from the source distributions that `signatures/sources.json` pins: all three releases of vLLM, and the
 newest of LMCache. `vllm_tests.py` and `lmcache_tests.py` list the tests that run, and the reason for each other test.
+
+With --gpu it runs only vLLM's tests of its offloading worker, on a machine with a GPU. `vllm_worker_tests.py` lists them.
 
 With --rivals it runs no test. It extracts SGLang's file backend from the newest wheel, for `python -m
 terrane_kv.bench`, and prints the folders for PYTHONPATH: the extracted one, and vLLM's newest source.
@@ -85,6 +87,7 @@ def main():
     parser.add_argument("--sources", required=True, help="where downloads are kept")
     parser.add_argument("--work", required=True, help="where they are unpacked")
     parser.add_argument("--rivals", action="store_true", help="only SGLang's file backend and vLLM's source")
+    parser.add_argument("--gpu", action="store_true", help="only vLLM's tests that need a GPU")
     arguments = parser.parse_args()
     for folder in (arguments.sources, arguments.work):
         os.makedirs(folder, exist_ok=True)
@@ -98,8 +101,13 @@ def main():
     for source in pinned["vllm"]:
         print(f"vLLM {source['version']}", flush=True)
         folder = unpacked(source, arguments.sources, arguments.work)
+        if arguments.gpu:
+            passed &= run("vllm_worker_tests", [folder], [os.path.join(folder, "tests/v1/kv_offload/cpu/test_gpu_worker.py")])
+            continue
         tests = os.path.join(folder, "tests/v1/kv_offload/tiering")
         passed &= run("vllm_tests", [folder], [os.path.join(tests, name) for name in VLLM])
+    if arguments.gpu:
+        sys.exit(0 if passed else 1)
     newest = pinned["lmcache"][0]
     print(f"LMCache {newest['version']}", flush=True)
     # Import LMCache from its wheel, which has the native modules.

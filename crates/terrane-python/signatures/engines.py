@@ -6,7 +6,11 @@ MODULES = {
         "vllm.v1.kv_offload.base": [
             "Medium", "Locality", "LookupResult", "OffloadPolicy", "RequestOffloadingContext",
             "ScheduleEndContext", "OffloadingEvent", "ReqContext", "OffloadingManager",
-            "OffloadingSpec", "OffloadingKVEventsConfig", "make_offload_key",
+            "OffloadingSpec", "OffloadingKVEventsConfig", "make_offload_key", "OffloadingWorker",
+            "TransferResult", "GPULoadStoreSpec", "CanonicalKVCacheRef",
+        ],
+        "vllm.v1.kv_offload.cpu.gpu_worker": [
+            "SingleDirectionOffloadingHandler", "CPUOffloadingWorker",
         ],
         "vllm.v1.kv_offload.cpu.manager": ["CPUOffloadingManager"],
         "vllm.v1.kv_offload.config": [
@@ -41,7 +45,7 @@ MODULES = {
 }
 
 # Classes whose attributes are recorded as well, because Terrane reads them.
-ATTRIBUTES = {"CPUOffloadingManager"}
+ATTRIBUTES = {"CPUOffloadingManager", "CPUOffloadingWorker", "SingleDirectionOffloadingHandler"}
 
 # Expressions in these files whose value is one of Terrane's objects: (receiver, Terrane's class). A receiver is the
 # text before the call's last dot, or the called name itself.
@@ -57,7 +61,7 @@ CALLS = {
             ("self.manager", "manager"), ("spec", "spec"), ("self.spec", "spec"),
         ],
         "vllm/distributed/kv_transfer/kv_connector/v1/offloading/worker.py": [
-            ("self.spec", "spec"), ("spec", "spec"),
+            ("self.spec", "spec"), ("spec", "spec"), ("self.worker", "worker"),
         ],
     },
     "lmcache": {

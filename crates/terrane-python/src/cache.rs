@@ -1,7 +1,6 @@
 //! KV caches: adopted tensors of other libraries, and caches that this package allocates.
 
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -9,16 +8,17 @@ use terrane_core::{Allocate, DeviceId, StorageKind};
 use terrane_cuda::{Context, PinnedAllocator, PinnedOptions};
 use terrane_interop::dlpack::{ImportedTensor, TensorShape};
 use terrane_interop::tensors::{KvAxis, KvAxisOrder, KvTensors, adopt_kv};
-use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, TokenOrder};
+use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, PhysicalLayout, TokenOrder};
 use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_store::Blocks as NativeBlocks;
 use terrane_transfer::{Access, DeviceOrder, Endpoint};
 
 use crate::device::{self, DeviceSide};
 use crate::errors::{StoreError, text};
-use crate::memory::{Blocks, KeptObjects, drop_detached};
+use crate::memory::{Blocks, drop_detached};
 use crate::numbers::ids;
-use crate::tensors::{self, MemoryName};
+use crate::pages::{self, PagePart};
+use crate::tensors::{self, MemoryName, Origin};
 use crate::views::{self, KvTensor};
 
 /// The names of the axes in Python.
@@ -56,7 +56,8 @@ const AXES: [(&str, KvAxis); 8] = [
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct KvCache {
     endpoint: ManuallyDrop<Endpoint>,
-    config: LayoutConfig,
+    /// The dimensions of a KV cache. `None` for pages of unknown content.
+    config: Option<LayoutConfig>,
     device: Option<DeviceSide>,
 }
 
@@ -99,7 +100,7 @@ impl KvCache {
         }
     }
 
-    fn of(endpoint: Endpoint, config: LayoutConfig, device: Option<DeviceSide>) -> Self {
+    fn of(endpoint: Endpoint, config: Option<LayoutConfig>, device: Option<DeviceSide>) -> Self {
         Self { endpoint: ManuallyDrop::new(endpoint), config, device }
     }
 
@@ -123,6 +124,15 @@ impl KvCache {
         };
         let layout = builder.map_err(refused)?.unregistered().build().map_err(refused)?;
         let endpoint = Endpoint::new(layout).map_err(refused)?;
+        Self::adopted(py, endpoint, Some(config), tensor)
+    }
+
+    fn adopted(
+        py: Python<'_>,
+        endpoint: Endpoint,
+        config: Option<LayoutConfig>,
+        tensor: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
         let device = match endpoint.kind() {
             StorageKind::Device(id) => {
                 let context = py.detach(|| device::context(id))?;
@@ -136,7 +146,7 @@ impl KvCache {
     fn allocated(config: LayoutConfig, allocator: &impl Allocate) -> PyResult<Self> {
         let layout = LayoutBuilder::new(config).fully_contiguous().allocate(allocator);
         let layout = layout.unregistered().build().map_err(refused)?;
-        Ok(Self::of(Endpoint::new(layout).map_err(refused)?, config, None))
+        Ok(Self::of(Endpoint::new(layout).map_err(refused)?, Some(config), None))
     }
 }
 
@@ -192,19 +202,38 @@ impl KvCache {
         apart: bool,
     ) -> PyResult<Self> {
         let shape: TensorShape = tensors::shape(element_bytes, &sizes, strides.as_deref())?;
-        let (kind, owner) = (memory.kind()?, Arc::new(KeptObjects::object(keep)));
-        let context = match kind {
-            // Loads the driver, with the GIL released.
-            StorageKind::Device(device) => Some(py.detach(|| device::context(device))?),
-            _ => None,
-        };
-        let import_at = |pointer| {
-            // SAFETY: Python's caller promises that the memory is valid while `keep` lives.
-            unsafe { tensors::at(pointer, kind, &shape, Arc::clone(&owner), context.as_ref()) }
-        };
-        let imported: Vec<_> =
-            ids(pointers)?.into_iter().map(import_at).collect::<PyResult<_>>()?;
+        let origin = Origin::new(py, &memory, keep)?;
+        // SAFETY: Python's caller promises that the memory is valid while `keep` lives.
+        let imported = unsafe { origin.tensors(pointers, &shape) }?;
         Self::adopt(py, &imported, axes, page_size, apart, None)
+    }
+
+    /// Adopts pages of bytes whose content is unknown, by their addresses. Returns a cache for each group of layers.
+    ///
+    /// The groups have the same block ids, and may share tensors. A group is a list of parts `(pointers, page_bytes,
+    /// sizes, strides)`: tensors of equal shape, one for each layer. `sizes` is `[blocks]`, or `[chunks, blocks]` with
+    /// several blocks in each chunk, and `strides` are bytes. The block `b` of chunk `c` has the id `c * blocks + b`. A
+    /// block has a page of `page_bytes` bytes in each tensor of each part. The manager copies between groups with equal
+    /// parts.
+    ///
+    /// `memory` and `keep` are as for `at`, and so are the requirements on the memory.
+    ///
+    /// Raises `StoreError` for pages that overlap, for parts with different numbers of tensors or blocks, and for tensors
+    /// that interleave at unequal distances.
+    #[staticmethod]
+    #[pyo3(signature = (groups, *, keep, memory = MemoryName::Host(String::from("host"))))]
+    fn pages(
+        py: Python<'_>,
+        groups: Vec<Vec<PagePart<'_>>>,
+        keep: Py<PyAny>,
+        memory: MemoryName,
+    ) -> PyResult<Vec<Self>> {
+        let origin = Origin::new(py, &memory, keep)?;
+        // SAFETY: Python's caller promises that the memory is valid while `keep` lives.
+        let layouts = groups.iter().map(|parts| unsafe { pages::layout(&origin, parts) });
+        let layouts: Vec<PhysicalLayout> = layouts.collect::<PyResult<_>>()?;
+        let endpoints = Endpoint::of_groups(layouts).map_err(|error| refused(error.reason))?;
+        endpoints.into_iter().map(|endpoint| Self::adopted(py, endpoint, None, None)).collect()
     }
 
     /// Allocates a cache of the same shape with this number of blocks, in "system" or "pinned" memory.
@@ -220,7 +249,12 @@ impl KvCache {
         memory: &str,
         device: Option<u32>,
     ) -> PyResult<Self> {
-        let config = self.config.with_num_blocks(blocks).map_err(refused)?;
+        let config = self.config.as_ref().ok_or_else(|| {
+            PyValueError::new_err(
+                "this cache has pages of unknown content, and no axes to allocate; adopt your own memory with KvCache.pages",
+            )
+        })?;
+        let config = config.with_num_blocks(blocks).map_err(refused)?;
         match memory {
             "system" => py.detach(|| {
                 Self::allocated(config, &SystemAllocator::new(SystemOptions::default()))

@@ -18,6 +18,7 @@ mod numbers;
 mod open;
 mod options;
 mod outcome;
+mod pages;
 mod process;
 mod queue;
 mod snapshot;

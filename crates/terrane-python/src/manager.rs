@@ -93,8 +93,11 @@ impl Manager {
     /// while the device works on a chunk, or has not reached the end of the stream's work. `Transfer.wait(timeout)`
     /// returns in any case.
     ///
+    /// The copy also runs after the copies `after` have ended, whether they succeeded or failed. Their blocks are then not
+    /// in use.
+    ///
     /// Raises `StoreError` if the shapes differ, or a block is in use.
-    #[pyo3(signature = (source, destination, *, stream = None, timeout = None))]
+    #[pyo3(signature = (source, destination, *, stream = None, timeout = None, after = Vec::new()))]
     fn copy(
         &self,
         py: Python<'_>,
@@ -102,6 +105,7 @@ impl Manager {
         destination: &Bound<'_, Blocks>,
         stream: Option<i64>,
         timeout: Option<f64>,
+        after: Vec<Bound<'_, Transfer>>,
     ) -> PyResult<Transfer> {
         let (source, destination) = (source.get(), destination.get());
         let ((from, from_blocks), (to, to_blocks)) =
@@ -114,6 +118,11 @@ impl Manager {
         }
         if let Some(deadline) = deadline(timeout)? {
             transfer = transfer.deadline(deadline);
+        }
+        for earlier in &after {
+            let earlier = earlier.get();
+            earlier.check()?;
+            transfer = transfer.after_end(&earlier.ticket);
         }
         let (manager, guard) = (self.native()?, (source.kept(), destination.kept()));
         let submitted = py.detach(|| manager.submit(transfer, guard));

@@ -1,6 +1,7 @@
 //! Tensors of other libraries, imported by DLPack or by their addresses.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi::{PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName};
@@ -18,6 +19,8 @@ use terrane_interop::dlpack::{
 
 use crate::device;
 use crate::errors::{StoreError, text};
+use crate::memory::KeptObjects;
+use crate::numbers::ids;
 use crate::torch;
 
 /// The number of the device type CUDA in DLPack.
@@ -147,7 +150,7 @@ pub(crate) fn shape(
 ///
 /// While `owner` lives, the bytes from the first element to the last must be valid memory of this kind, and
 /// initialised.
-pub(crate) unsafe fn at(
+unsafe fn at(
     address: usize,
     kind: StorageKind,
     shape: &TensorShape,
@@ -177,6 +180,43 @@ pub(crate) unsafe fn at(
     let tensor = export.into_versioned().map_err(refused)?.into_raw();
     // SAFETY: the tensor was created above, and no other code has it.
     unsafe { importer.versioned(tensor.as_ptr()) }.map_err(refused)
+}
+
+/// The memory of tensors that are adopted by their addresses.
+pub(crate) struct Origin {
+    kind: StorageKind,
+    owner: Arc<KeptObjects>,
+    context: Option<Context>,
+}
+
+impl Origin {
+    /// Memory of this kind, which `keep` keeps alive.
+    pub(crate) fn new(py: Python<'_>, memory: &MemoryName, keep: Py<PyAny>) -> PyResult<Self> {
+        let (kind, owner) = (memory.kind()?, Arc::new(KeptObjects::object(keep)));
+        let context = match kind {
+            // Loads the driver, with the GIL released.
+            StorageKind::Device(device) => Some(py.detach(|| device::context(device))?),
+            _ => None,
+        };
+        Ok(Self { kind, owner, context })
+    }
+
+    /// The tensors of one shape at these addresses.
+    ///
+    /// # Safety
+    ///
+    /// As for [`at`], for each address, while the object that was passed to [`new`](Self::new) lives.
+    pub(crate) unsafe fn tensors(
+        &self,
+        pointers: &Bound<'_, PyAny>,
+        shape: &TensorShape,
+    ) -> PyResult<Vec<ImportedTensor>> {
+        let import = |pointer| {
+            // SAFETY: the caller's promise.
+            unsafe { at(pointer, self.kind, shape, Arc::clone(&self.owner), self.context.as_ref()) }
+        };
+        ids(pointers)?.into_iter().map(import).collect()
+    }
 }
 
 fn refused(error: impl std::error::Error) -> PyErr {

@@ -67,7 +67,7 @@ def test_a_removal_is_an_event_of_vllm_while_the_key_is_written_again(vllm, monk
         """The store during a write, which may still fail."""
 
         def presence(self, key):
-            return vllm.module.WRITING
+            return vllm.module.tier.WRITING
 
     monkeypatch.setattr(vllm.tier, "_store", Writing())
     assert [(event.keys, event.removed) for event in vllm.tier.take_events()] == [([key], True)]
@@ -254,7 +254,7 @@ def test_the_manager_answers_retry_until_its_deadline(version, directory, monkey
         made = Vllm(module, directory)
         made.store([1, 2])
         now = [100.0]
-        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(module.manager.time, "monotonic", lambda: now[0])
         primary = Primary(room=0)
         manager = module.WaitingTieringManager(primary, [made.tier], room_wait_s=5.0)
         lookup = lambda number, request="r": manager.lookup(made.key(number), made.context(request)).name
@@ -279,7 +279,7 @@ def test_a_request_that_was_scheduled_or_preempted_waits_for_room_again(version,
         made = Vllm(module, directory)
         made.store([1])
         now = [100.0]
-        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(module.manager.time, "monotonic", lambda: now[0])
         primary = Primary(room=0)
         manager = module.WaitingTieringManager(primary, [made.tier], room_wait_s=5.0)
         lookup = lambda: manager.lookup(made.key(1), made.context()).name

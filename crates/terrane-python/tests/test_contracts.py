@@ -11,6 +11,7 @@ OURS = {
     "tier": "TerraneTier",
     "spec": "TerraneOffloadingSpec",
     "manager": "WaitingTieringManager",
+    "worker": "TerraneOffloadingWorker",
     "connector": "Connector",
     "storage": "TerraneHiCacheStorage",
 }
@@ -23,7 +24,10 @@ STATED = {
 
 # The interfaces that the adapters implement. Parameters are passed by position and by name.
 INTERFACES = {
-    "vllm": [("vllm.v1.kv_offload.tiering.base", "SecondaryTierManager", "tier")],
+    "vllm": [
+        ("vllm.v1.kv_offload.tiering.base", "SecondaryTierManager", "tier"),
+        ("vllm.v1.kv_offload.base", "OffloadingWorker", "worker"),
+    ],
     "sglang": [("sglang.srt.mem_cache.hicache_storage", "HiCacheStorage", "storage")],
     "lmcache": [],
 }
@@ -87,6 +91,18 @@ def test_the_methods_that_our_manager_overrides_are_vllm_s(version):
     assert schedule_end == ["self", "context"]
     constructor = [name for name, _, _ in methods["__init__"]["parameters"]]
     assert constructor[:3] == ["self", "primary_tier", "secondary_tiers"]
+
+
+@pytest.mark.parametrize("version", tables("vllm"))
+def test_the_attributes_that_our_worker_reads_are_vllm_s(version):
+    module = tables("vllm")[version]["interfaces"]["vllm.v1.kv_offload.cpu.gpu_worker"]
+    handler = module["SingleDirectionOffloadingHandler"]["class"]["attributes"]
+    assert {"src_tensors", "dst_tensors", "layer_refs_per_group", "dst_blocks_per_chunk"} <= set(handler)
+    assert "_canonical_copy_plans" in handler
+    assert {"_store_handler", "_mmap_region"} <= set(module["CPUOffloadingWorker"]["class"]["attributes"])
+    spec = tables("vllm")[version]["interfaces"]["vllm.v1.kv_offload.tiering.spec"]["TieringOffloadingSpec"]
+    create = [name for name, _, _ in spec["class"]["methods"]["create_worker"]["parameters"]]
+    assert create == ["self", "kv_caches"]
 
 
 @pytest.mark.parametrize("version", tables("lmcache"))

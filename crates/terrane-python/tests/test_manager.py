@@ -303,3 +303,64 @@ def test_the_command_starts_itself_again_for_probes(directory):
     done = command("doctor", directory, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
+
+
+def one_page(array, page_bytes, sizes, strides):
+    """A cache of pages in one array."""
+    (cache,) = terrane_kv.KvCache.pages([[([array.ctypes.data], page_bytes, sizes, strides)]], keep=array)
+    return cache
+
+
+def rows():
+    """Four chunks of three pages, in rows with other bytes at the end, and their cache."""
+    array = numpy.random.default_rng(1).integers(0, 256, (4, 3 * 48 + 16), dtype=numpy.uint8)
+    return array, one_page(array, 48, [4, 3], [160, 48])
+
+
+def test_pages_of_unknown_content_are_copied_into_chunks_of_blocks():
+    pages = numpy.random.default_rng(2).integers(0, 256, (7, 64), dtype=numpy.uint8)
+    plain, (array, cache) = one_page(pages, 48, [7], [64]), rows()
+    assert (len(plain), len(cache), cache.block_bytes) == (7, 12, 48)
+    expected = array.copy()
+    # Block 7 is the second page of chunk 2.
+    expected[2, 48:96] = pages[6, :48]
+    expected[0, 96:144] = pages[1, :48]
+    terrane_kv.Manager().copy(plain.blocks([6, 1]), cache.blocks([7, 2])).wait(10)
+    assert (array == expected).all()
+
+
+def test_groups_of_pages_share_tensors():
+    array, shared = numpy.zeros((8, 64), dtype=numpy.uint8), numpy.ones((8, 64), dtype=numpy.uint8)
+    part = lambda page: ([array.ctypes.data, shared.ctypes.data], page, [8], [64])
+    groups = terrane_kv.KvCache.pages([[part(64)], [part(48)]], keep=(array, shared))
+    assert [cache.block_bytes for cache in groups] == [128, 96]
+    with pytest.raises(terrane_kv.StoreError, match="in use by another endpoint"):
+        one_page(array, 64, [8], [64])
+    assert terrane_kv.KvCache.pages([], keep=None) == []
+
+
+def test_pages_that_cannot_be_are_refused():
+    array = numpy.zeros((4, 256), dtype=numpy.uint8)
+    with pytest.raises(ValueError, match="pass \\[blocks\\]"):
+        one_page(array, 64, [4], [256, 64])
+    with pytest.raises(ValueError, match="pass \\[blocks\\]"):
+        one_page(array, 64, [2, 2, 2], [512, 256, 64])
+    for page_bytes, sizes, strides in ((65, [4, 4], [256, 64]), (64, [4], [63]), (0, [4], [256])):
+        with pytest.raises((ValueError, terrane_kv.StoreError)):
+            one_page(array, page_bytes, sizes, strides)
+    with pytest.raises(terrane_kv.StoreError):
+        terrane_kv.KvCache.pages([[]], keep=array)
+    _, cache = rows()
+    with pytest.raises(ValueError, match="unknown content"):
+        cache.allocate_like(4)
+    with pytest.raises(terrane_kv.StoreError):
+        terrane_kv.Manager().copy(one_page(array, 64, [4], [256]).blocks([0]), cache.blocks([0]))
+
+
+def test_a_copy_runs_after_earlier_copies():
+    arrays = [numpy.full((64, 1 << 16), number, dtype=numpy.uint8) for number in range(3)]
+    one, two, three = (one_page(array, 1 << 16, [64], [1 << 16]) for array in arrays)
+    manager, everything = terrane_kv.Manager(), list(range(64))
+    earlier = manager.copy(one.blocks(everything), two.blocks(everything))
+    manager.copy(two.blocks(everything), three.blocks(everything), after=[earlier]).wait(10)
+    assert earlier.has_ended() and (arrays[2] == 0).all()

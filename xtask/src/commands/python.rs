@@ -27,8 +27,16 @@ const LONG: &str = "*/test_growth.py";
 const MOST_BYTES: u64 = 10 << 20;
 
 /// The tests that the GPU bundle runs on a real device, and their helpers.
-const ON_DEVICE: [&str; 5] =
-    ["conftest.py", "report.py", "cuda_driver.py", "test_device.py", "gpu/test_torch.py"];
+const ON_DEVICE: [&str; 8] = [
+    "conftest.py",
+    "report.py",
+    "cuda_driver.py",
+    "engines.py",
+    "test_device.py",
+    "test_vllm_worker.py",
+    "gpu/test_torch.py",
+    "gpu/test_torch_worker.py",
+];
 
 /// The packages of the tests that run in any version of Python. NumPy is the machine's.
 const PURE: [&str; 7] =
@@ -227,7 +235,8 @@ pub fn pack(workspace: &Workspace, folder: &Path) -> Result<()> {
         let (from, to) = (package.join("tests").join(file), tests.join(name));
         fs::copy(&from, to).with_context(|| format!("cannot copy {}", from.display()))?;
     }
-    Ok(())
+    // The tables of the engines' interfaces, which the tests read.
+    Tool::new(workspace, "cp").arg("-r").args([&package.join("signatures"), folder]).run()
 }
 
 /// Builds the wheel for the tests or the published wheel, and returns its path.

@@ -17,6 +17,7 @@ Result: TypeAlias = Literal[
     "no_room",
     "failed",
 ]
+PagePart: TypeAlias = tuple[Sequence[int] | Buffer, int, Sequence[int], Sequence[int]]
 EventKind: TypeAlias = Literal[
     "stored", "evicted", "removed", "corrupt", "cleared", "tier_read_only", "other"
 ]
@@ -76,6 +77,13 @@ class KvCache:
         page_size: int | None = None,
         apart: bool = False,
     ) -> KvCache: ...
+    @staticmethod
+    def pages(
+        groups: Sequence[Sequence[PagePart]],
+        *,
+        keep: object,
+        memory: Literal["host", "pinned"] | int = "host",
+    ) -> list[KvCache]: ...
     @property
     def block_bytes(self) -> int: ...
     @property
@@ -189,6 +197,7 @@ class Manager:
         *,
         stream: int | None = None,
         timeout: float | None = None,
+        after: Sequence[Transfer] = (),
     ) -> Transfer: ...
 
 def checksum(bytes: bytes) -> int: ...
