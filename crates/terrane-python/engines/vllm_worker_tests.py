@@ -40,8 +40,12 @@ def caplog_vllm(caplog):
 class Handler:
     """A copy handler of vLLM, whose transfers are Terrane's jobs."""
 
-    def __init__(self, own, jobs):
-        self._own, self._transfers = own, [types.SimpleNamespace(job_id=job_id) for job_id in jobs]
+    def __init__(self, own, worker):
+        self._own, self._worker = own, worker
+
+    @property
+    def _transfers(self):
+        return [types.SimpleNamespace(job_id=job_id) for job_id in self._worker._jobs]
 
     def __getattr__(self, name):
         return getattr(self._own, name)
@@ -58,11 +62,11 @@ def worker_class(own_class):
 
         @property
         def _store_handler(self):
-            return Handler(self._own._store_handler, self._jobs)
+            return Handler(self._own._store_handler, self)
 
         @property
         def _load_handler(self):
-            return Handler(self._own._load_handler, self._jobs)
+            return Handler(self._own._load_handler, self)
 
         def _warn(self, job_id, error):
             raise AssertionError(f"job {job_id} is repeated") from error

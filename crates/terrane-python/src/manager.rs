@@ -156,12 +156,15 @@ pub(crate) struct Copied {
     seconds: f64,
     /// The engine that copied, such as "host" or "cuda".
     engine: String,
+    /// The engine's path, such as "staged" or "direct".
+    path: String,
 }
 
 #[pymethods]
 impl Copied {
     fn __repr__(&self) -> String {
-        format!("Copied({} bytes in {:.6} s by {})", self.bytes, self.seconds, self.engine)
+        let Self { bytes, seconds, engine, path } = self;
+        format!("Copied({bytes} bytes in {seconds:.6} s by {engine}, {path})")
     }
 }
 
@@ -195,6 +198,7 @@ fn report(outcome: Outcome<Guard>) -> Result<Copied, String> {
         bytes: report.explanation.bytes.get(),
         seconds: report.copied.as_secs_f64(),
         engine: report.explanation.engine.to_string(),
+        path: report.explanation.path().to_string(),
     })
 }
 
@@ -224,7 +228,11 @@ impl Transfer {
     /// Whether the copy has ended.
     fn has_ended(&self) -> PyResult<bool> {
         self.check()?;
-        Ok(self.ticket.has_ended())
+        // A completion polls the engine, so the end is noticed at once.
+        Ok(match lock(&self.completion).as_ref() {
+            Some(completion) => completion.has_ended(),
+            None => self.ticket.has_ended(),
+        })
     }
 
     /// Cancels the copy, if its engine can. `wait` then raises `StoreError`.

@@ -4,12 +4,13 @@
 use std::sync::Arc;
 
 use terrane_core::ByteCount;
+use terrane_layout::AxisSteps;
 
 use super::TransferPlan;
 use super::loops::BlockLoops;
 use super::nest::{Loop, LoopAxis, LoopNest, distance_of};
 use super::run::Distance;
-use crate::side::Side;
+use crate::side::{Ends, Side};
 
 /// A part of a plan as nested counts, with the strides of both ends.
 ///
@@ -25,7 +26,8 @@ use crate::side::Side;
 ///        + row · row_stride + column · column_stride
 /// ```
 ///
-/// where `block(pair)` is the id of that end's block. All cells are within the regions.
+/// where `block(pair)` is the pair's number of [`TransferPlan::grid_blocks`] at that end. All cells
+/// are within the regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyGrid {
     /// Layers that are separate at one end at least. It is 1 if whole blocks are contiguous at both
@@ -55,7 +57,7 @@ pub struct GridEnd {
     pub regions_per_layer: u32,
     /// The offset of the first cell of block 0 in its region, in bytes.
     pub offset: u64,
-    /// From a block to the block with the next id.
+    /// From a block to the block with the next number.
     pub block_stride: u64,
     /// From a layer to the next.
     pub layer_stride: u64,
@@ -93,26 +95,123 @@ impl CopyGrid {
 
 impl TransferPlan {
     /// Returns the same copies as strides, for engines that compute addresses. The blocks are those
-    /// of [`source_blocks`](Self::source_blocks) and
-    /// [`destination_blocks`](Self::destination_blocks). Each grid covers all layers of the
-    /// transfer.
+    /// of [`grid_blocks`](Self::grid_blocks). Each grid covers all layers of the transfer.
     ///
     /// `None` if too many grids are needed: blocks or layers are at uneven distances, or in several
     /// regions.
     #[must_use]
     pub fn grids(&self) -> Option<Arc<[CopyGrid]>> {
-        self.loops.grids.get_or_init(|| self.loops.make_grids()).clone()
+        Some(Arc::clone(&self.grids_with_numbers()?.grids))
+    }
+
+    fn grids_with_numbers(&self) -> Option<&Grids> {
+        self.loops.grids.get_or_init(|| self.loops.make_grids()).as_ref()
+    }
+
+    /// The blocks of one end as numbers for the [grids](Self::grids), in the order of the pairs.
+    ///
+    /// The numbers are the ids of the blocks. Blocks in chunks have other numbers, because chunks
+    /// and the blocks in a chunk have different strides.
+    #[must_use]
+    pub fn grid_blocks(&self, side: Side) -> &[u32] {
+        let numbers = self.grids_with_numbers().and_then(|grids| *grids.numbers.get(side));
+        match numbers {
+            None => self.blocks(side),
+            Some(_) => self
+                .chunked_blocks
+                .get_or_init(|| {
+                    let of_end = |side| self.numbered(side, self.blocks(side).to_vec());
+                    Box::new(Ends {
+                        source: of_end(Side::Source),
+                        destination: of_end(Side::Destination),
+                    })
+                })
+                .get(side),
+        }
+    }
+
+    /// Whether the numbers of [`grid_blocks`](Self::grid_blocks) are not the ids at one end at least.
+    #[must_use]
+    pub fn has_chunked_blocks(&self) -> bool {
+        self.grids_with_numbers().is_some_and(|Grids { numbers, .. }| *numbers != Ends::default())
+    }
+
+    /// These blocks of one end, as numbers for the [grids](Self::grids).
+    #[must_use]
+    pub fn numbered(&self, side: Side, mut blocks: Vec<u32>) -> Vec<u32> {
+        if let Some(numbers) = self.grids_with_numbers().and_then(|grids| *grids.numbers.get(side))
+        {
+            blocks.iter_mut().for_each(|block| *block = numbers.of(*block));
+        }
+        blocks
     }
 }
 
+/// The grids of a pair of endpoints.
+#[derive(Debug)]
+pub(super) struct Grids {
+    grids: Arc<[CopyGrid]>,
+    /// The numbers of blocks in chunks; `None` if the ids are the numbers.
+    numbers: Ends<Option<ChunkedNumbers>>,
+}
+
+/// Numbers of blocks in chunks, such that one stride reaches all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ChunkedNumbers {
+    blocks_per_chunk: u32,
+    of_chunk: u32,
+    of_block: u32,
+    /// The bytes from a number to the next.
+    stride: u64,
+}
+
+impl ChunkedNumbers {
+    /// `None` if a number exceeds 32 bits.
+    fn new(steps: &AxisSteps) -> Option<Self> {
+        let (chunks, blocks) = (steps.outer(), steps.inner());
+        let stride = greatest_common_divisor(chunks.stride, blocks.stride);
+        let number = |bytes: u64| u32::try_from(bytes.checked_div(stride)?).ok();
+        let (of_chunk, of_block) = (number(chunks.stride)?, number(blocks.stride)?);
+        let last = u64::from(chunks.count - 1) * u64::from(of_chunk)
+            + u64::from(blocks.count - 1) * u64::from(of_block);
+        u32::try_from(last).ok()?;
+        Some(Self { blocks_per_chunk: blocks.count, of_chunk, of_block, stride })
+    }
+
+    fn of(&self, block: u32) -> u32 {
+        let (chunk, within) = (block / self.blocks_per_chunk, block % self.blocks_per_chunk);
+        chunk * self.of_chunk + within * self.of_block
+    }
+}
+
+/// The numbers of blocks at one end, if they are in chunks. `None` if no list of numbers serves all
+/// nests.
+fn chunked_numbers(nests: &[LoopNest], side: Side) -> Option<Option<ChunkedNumbers>> {
+    let mut steps = nests.iter().map(|nest| nest.block.get(side));
+    if steps.clone().all(|steps| steps.outer().count == 1) {
+        return Some(None);
+    }
+    let first = steps.next()?;
+    let is_alike = first.regions() == 0 && steps.all(|steps| steps == first);
+    is_alike.then(|| ChunkedNumbers::new(first)).flatten().map(Some)
+}
+
+fn greatest_common_divisor(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
 impl BlockLoops {
-    fn make_grids(&self) -> Option<Arc<[CopyGrid]>> {
+    fn make_grids(&self) -> Option<Grids> {
         let [group] = self.groups.as_slice() else { return None };
+        let numbers = Ends {
+            source: chunked_numbers(&group.nests, Side::Source)?,
+            destination: chunked_numbers(&group.nests, Side::Destination)?,
+        };
         let mut grids = Vec::with_capacity(group.nests.len());
         for nest in &group.nests {
-            if nest.block.as_ref().into_iter().any(|steps| steps.outer().count > 1) {
-                return None;
-            }
             let mut loops: Vec<Loop> = Vec::with_capacity(8);
             let outer = nest.outer.iter().filter(|level| level.over != LoopAxis::Layers);
             loops.extend(outer.chain(&nest.inner));
@@ -127,15 +226,20 @@ impl BlockLoops {
                 return None;
             }
             for index in 0..count {
-                grids.push(grid(nest, &distance_of(apart.iter(), index), &inside)?);
+                grids.push(grid(nest, &distance_of(apart.iter(), index), &inside, &numbers)?);
             }
         }
-        Some(grids.into())
+        Some(Grids { grids: grids.into(), numbers })
     }
 }
 
 /// One grid of a nest, with its first cell moved by `at`.
-fn grid(nest: &LoopNest, at: &Distance, loops: &[Loop]) -> Option<CopyGrid> {
+fn grid(
+    nest: &LoopNest,
+    at: &Distance,
+    loops: &[Loop],
+    numbers: &Ends<Option<ChunkedNumbers>>,
+) -> Option<CopyGrid> {
     let layers = nest.outer_over(LoopAxis::Layers);
     // Sections are the outer loop, if there is one.
     let (outer, rows) = match loops {
@@ -156,7 +260,7 @@ fn grid(nest: &LoopNest, at: &Distance, loops: &[Loop]) -> Option<CopyGrid> {
             first_region: base.region.wrapping_add(by.region),
             regions_per_layer: layer.map_or(0, |at| at.region),
             offset: base.offset.wrapping_add(by.offset),
-            block_stride: steps.inner().stride,
+            block_stride: numbers.get(side).map_or(steps.inner().stride, |numbers| numbers.stride),
             layer_stride: layer.map_or(0, |at| at.offset),
             outer_stride: stride(outer, side),
             row_stride: stride(row, side),

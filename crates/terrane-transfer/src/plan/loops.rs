@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use smallvec::SmallVec;
 use terrane_core::ByteCount;
 
-use super::grid::CopyGrid;
+use super::grid::Grids;
 use super::nest::{self, LayerGroup};
 use super::shape::{self, Selection, SharedSection};
 use crate::engine::endpoint_cache::EndpointCache;
@@ -26,7 +26,7 @@ pub(crate) struct BlockLoops {
     /// The copied bytes of a block.
     pub(crate) bytes: ByteCount,
     /// The grids, once they are requested.
-    pub(super) grids: OnceLock<Option<Arc<[CopyGrid]>>>,
+    pub(super) grids: OnceLock<Option<Grids>>,
 }
 
 impl BlockLoops {

@@ -41,6 +41,8 @@ pub struct TransferPlan {
     /// The buffer for the list until then.
     spare_runs: Mutex<Vec<CopyRun>>,
     run_count: u64,
+    /// The numbers of blocks in chunks, once they are requested. Boxed, because they are rare.
+    chunked_blocks: OnceLock<Box<Ends<Vec<u32>>>>,
     buffers: Buffers,
     spare: Arc<ArrayQueue<Buffers>>,
     owner: OwnerProcess,

@@ -70,6 +70,7 @@ impl Planner {
             listed_runs: OnceLock::new(),
             spare_runs: Mutex::new(std::mem::take(&mut buffers.runs)),
             run_count: 0,
+            chunked_blocks: OnceLock::new(),
             buffers,
             spare: Arc::clone(&self.spare),
             owner: self.owner,

@@ -16,7 +16,7 @@ use terrane_transfer::engines::{
     DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
 };
 use terrane_transfer::{
-    CopyEngine, CopyGrid, Declined, Endpoint, GridEnd, Planner, Transfer, TransferError,
+    CopyEngine, CopyGrid, Declined, Endpoint, GridEnd, Planner, Side, Transfer, TransferError,
     TransferManager, TransferOptions, TransferPlan,
 };
 
@@ -65,7 +65,7 @@ type Copy = (RegionOffset, RegionOffset, u64);
 /// The cells of a grid, by its documented formula.
 fn cells(plan: &TransferPlan, grid: &CopyGrid) -> Vec<Copy> {
     let mut cells = Vec::new();
-    let pairs = plan.source_blocks().iter().zip(plan.destination_blocks());
+    let pairs = plan.grid_blocks(Side::Source).iter().zip(plan.grid_blocks(Side::Destination));
     for (&from, &to) in pairs {
         for layer in 0..grid.layers {
             for outer in 0..grid.outers {

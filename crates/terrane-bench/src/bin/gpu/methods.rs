@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result};
 use terrane_core::{Allocate, ByteCount, HostAddress, Location, Memory, RegionRequest};
 use terrane_cuda::{BlockIds, DeviceMemory, GridLaunch, LaunchEnd, Stream};
-use terrane_transfer::{DeviceOrder, Endpoint, GridEnd, Planner, Transfer};
+use terrane_transfer::{DeviceOrder, Endpoint, GridEnd, Planner, Side, Transfer};
 
 use crate::bindings::Pieces;
 use crate::setup::{Setup, address, device_address};
@@ -146,8 +146,8 @@ fn grid(
         rows: grid.rows,
         columns: grid.columns,
         bytes: grid.bytes.get(),
-        source: end(&grid.source, source, plan.source_blocks())?,
-        destination: end(&grid.destination, destination, plan.destination_blocks())?,
+        source: end(&grid.source, source, plan.grid_blocks(Side::Source))?,
+        destination: end(&grid.destination, destination, plan.grid_blocks(Side::Destination))?,
         ..GridLaunch::default()
     })
 }

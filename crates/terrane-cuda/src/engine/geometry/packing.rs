@@ -22,8 +22,8 @@ pub(crate) struct Packing {
     pub(crate) unit: u64,
     pub(crate) layers: u32,
     pub(crate) outers: u32,
-    /// Whether a block's part is followed by the same part of the block with the next number.
-    pub(crate) joins: bool,
+    /// The number from a block to the block whose part follows its own part; 0 if there is none.
+    pub(crate) step: u32,
     /// The pages, if they are packed in the end's own form.
     pub(crate) page: Option<Page>,
 }
@@ -91,16 +91,16 @@ impl Packing {
             (true, false) => (PackingOrder::Layers, of_layer),
             (false, _) => (PackingOrder::Outers, unit),
         };
-        let joins = end.block_stride == chunk;
-        Some(Self { order, unit, layers: grid.layers, outers: grid.outers, joins, page: None })
+        let step = step(chunk, end.block_stride);
+        Some(Self { order, unit, layers: grid.layers, outers: grid.outers, step, page: None })
     }
 
     /// Whole pages of an end that is copied completely. Pages are packed unchanged, whatever their
     /// inner strides.
     pub(crate) fn of_pages(page: &Page) -> Self {
-        let (unit, joins) = (page.bytes(), page.stride() == page.bytes());
+        let (unit, step) = (page.bytes(), step(page.bytes(), page.stride()));
         let order = if page.is_whole() { PackingOrder::Blocks } else { PackingOrder::Outers };
-        Self { order, unit, layers: 1, outers: page.parts(), joins, page: Some(*page) }
+        Self { order, unit, layers: 1, outers: page.parts(), step, page: Some(*page) }
     }
 
     /// The part of a grid to launch for a part of this packing.
@@ -113,8 +113,8 @@ impl Packing {
     pub(crate) fn by_layers(self, end: &GridEnd) -> Self {
         match self.order {
             PackingOrder::Blocks => {
-                let joins = end.block_stride == self.of_layer();
-                Self { order: PackingOrder::Layers, joins, ..self }
+                let step = step(self.of_layer(), end.block_stride);
+                Self { order: PackingOrder::Layers, step, ..self }
             }
             PackingOrder::Layers | PackingOrder::Outers => self,
         }
@@ -127,7 +127,7 @@ impl Packing {
         let of_layer = |grid: &CopyGrid| grid.block_bytes() / u64::from(layers.max(1));
         let unit = grids.iter().map(of_layer).sum();
         let order = if layer_by_layer { PackingOrder::Layers } else { PackingOrder::Blocks };
-        Self { order, unit, layers, outers: 1, joins: false, page: None }
+        Self { order, unit, layers, outers: 1, step: 0, page: None }
     }
 
     /// The bytes of one layer of one block: the smallest copy.
@@ -182,14 +182,14 @@ impl Packing {
             PackingOrder::Outers => (chunk.layers.clone(), self.outers, self.unit),
         };
         // A part with some layers of a block contains no other block.
-        let joins = self.joins
+        let joins = self.step != 0
             && (self.order != PackingOrder::Blocks
                 || count(&chunk.layers) == u64::from(self.layers));
         for layer in layers {
             for outer in 0..outers {
                 let mut rest = ids;
                 while let Some((&block, others)) = rest.split_first() {
-                    let neighbours = if joins { neighbours(block, others) } else { 0 };
+                    let neighbours = if joins { neighbours(block, others, self.step) } else { 0 };
                     let bytes = bytes * (to_u64(neighbours) + 1);
                     each(PackedStretch { at, block, layer, outer, bytes });
                     at += bytes;
@@ -199,9 +199,10 @@ impl Packing {
         }
     }
 
-    /// The number of stretches of the whole transfer, in one chunk and with sorted blocks.
+    /// The number of stretches of the whole transfer, in one chunk and with sorted blocks. `blocks`
+    /// are ids. For blocks in chunks, it is an estimate.
     pub(crate) fn count_stretches(&self, blocks: &[u32]) -> u64 {
-        let breaks = if self.joins { count_rows(blocks) } else { blocks.len() };
+        let breaks = if self.step != 0 { count_rows(blocks) } else { blocks.len() };
         let breaks = to_u64(breaks);
         match self.order {
             PackingOrder::Blocks => breaks,
@@ -211,9 +212,16 @@ impl Packing {
     }
 }
 
+/// The number from a block to the one that begins at its end, if a block has `bytes` bytes, and
+/// `stride` bytes are from a number to the next; 0 if there is none.
+fn step(bytes: u64, stride: u64) -> u32 {
+    let step = bytes.checked_div(stride).filter(|step| step * stride == bytes);
+    step.and_then(|step| u32::try_from(step).ok()).unwrap_or(0)
+}
+
 /// The number of blocks that follow `block` one after the other.
-fn neighbours(block: u32, others: &[u32]) -> usize {
-    let next = (1..).map(|distance| block.checked_add(distance));
+fn neighbours(block: u32, others: &[u32], step: u32) -> usize {
+    let next = (1..).map(|distance: u32| block.checked_add(distance.checked_mul(step)?));
     others.iter().zip(next).take_while(|(other, next)| Some(**other) == *next).count()
 }
 
@@ -325,12 +333,12 @@ pub(crate) mod tests {
     #[test]
     fn the_order_is_that_of_the_strides() {
         let blocks = packing(4, 2, 8, end(64, 16, 8, 0));
-        assert_eq!((blocks.order, blocks.joins), (PackingOrder::Blocks, true));
-        assert!(!packing(4, 2, 8, end(128, 16, 8, 0)).joins, "padded blocks do not touch");
+        assert_eq!((blocks.order, blocks.step), (PackingOrder::Blocks, 1));
+        assert_eq!(packing(4, 2, 8, end(128, 16, 8, 0)).step, 0, "padded blocks do not touch");
         let layers = packing(4, 2, 8, end(16, 0, 8, 1));
-        assert_eq!((layers.order, layers.joins), (PackingOrder::Layers, true));
+        assert_eq!((layers.order, layers.step), (PackingOrder::Layers, 1));
         let outers = packing(4, 2, 8, end(8, 0, 800, 1));
-        assert_eq!((outers.order, outers.joins), (PackingOrder::Outers, true));
+        assert_eq!((outers.order, outers.step), (PackingOrder::Outers, 1));
         let mut strided = grid(4, 2, 8, end(64, 16, 8, 0));
         strided.rows = 2;
         strided.source.row_stride = 24;

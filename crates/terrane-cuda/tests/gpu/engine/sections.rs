@@ -6,8 +6,11 @@ use terrane_cuda::{
 };
 use terrane_layout::{Geometry, LayoutBuilder};
 use terrane_testkit::conformance::EngineFixture;
+use terrane_testkit::conformance::copy_engine::ordered;
 use terrane_testkit::conformance::formats::{Tried, convert_all, endpoint};
-use terrane_transfer::Endpoint;
+use terrane_testkit::formats::{self, SMALL, Sizes};
+use terrane_testkit::regions::{Copied, RegionBytes};
+use terrane_transfer::{Endpoint, Transfer};
 
 use super::fixture::{DEVICE, Fixture, PINNED};
 use crate::needs::{Needs, device_with_kernels as device, is_simulated};
@@ -99,5 +102,53 @@ fn every_format_converts_into_every_other_within_the_device() {
     let [from, to] = [on_device; 2].map(|endpoint| Tried { endpoint, is_tried });
     let transfers = convert_all(&fixture.manager(), fixture.access(), &from, &to);
     assert!(transfers > 250, "{transfers}");
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+/// Rows of the host with several blocks each, as in vLLM's offloading. The distances between their
+/// blocks are uneven, and one row is longer than its blocks.
+#[test]
+fn blocks_in_chunks_are_copied_by_kernels() {
+    let name = "blocks_in_chunks_are_copied_by_kernels";
+    let Some(context) = device(name, ROOM) else { return };
+    let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
+    let sizes = Sizes { blocks: 12, tokens: 3, ..SMALL };
+    let formats = formats::all(sizes);
+    let format = |name| {
+        let (_, geometry) = formats.iter().find(|(known, _)| *known == name).unwrap();
+        geometry.as_ref().unwrap().clone()
+    };
+    let (direct, staged) = (CopyPath::Direct, CopyPath::Staged);
+    let cases = [
+        // K and V of a token are adjacent, so a page of one section is no stretch to stage.
+        (direct, "vllm.lbnhc", "vllm.offload_rows"),
+        (direct, "vllm.lbhnc", "vllm.offload_rows_padded"),
+        (direct, "vllm.nhd", "lmcache.kv_2ltd"),
+        (staged, "vllm.nhd", "lmcache.kv_2ltd"),
+    ];
+    for (path, device, host) in cases {
+        let fixture = fixture(&context, Some(path));
+        let manager = fixture.manager();
+        let (here, there) = (apart(&context, &format(device)), endpoint(&format(host), &pinned));
+        for (from, to) in [(&here, &there), (&there, &here)] {
+            // Neighbours in a chunk, neighbours in two chunks, and single blocks.
+            let copied = Copied {
+                from: vec![4, 5, 6, 0, 9, 11, 1],
+                to: vec![10, 2, 3, 7, 6, 0, 8],
+                layers: 0..3,
+                heads: None,
+                tokens: None,
+            };
+            let transfer = Transfer::new(from, to).blocks(&copied.from, &copied.to);
+            let transfer = ordered(transfer, from, to);
+            assert_eq!(manager.explain(&transfer).unwrap().path(), path.name(), "{host}");
+            let source = RegionBytes::scribble(from, fixture.access(), 1);
+            let mut expected = RegionBytes::scribble(to, fixture.access(), 2);
+            let geometry = |end: &Endpoint| end.layout().geometry().clone();
+            expected.convert(&geometry(to), &source, &geometry(from), &copied);
+            manager.submit(transfer, ()).unwrap().wait().result.unwrap();
+            RegionBytes::of(to, fixture.access()).assert_equals(&expected, host);
+        }
+    }
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }

@@ -49,6 +49,8 @@ pub(crate) struct Staged {
     /// The blocks in the host's order, if the plan has another order: those of the source, and
     /// those of the destination.
     sorted: Option<[Vec<u32>; 2]>,
+    /// The same as numbers for the grids, if they are not the ids.
+    numbers: Option<[Vec<u32>; 2]>,
     is_first: bool,
     is_only: bool,
 }
@@ -146,7 +148,7 @@ impl Submission {
         let Some(stream) = self.streams.first().filter(|_| std::mem::take(wanted)) else {
             return Ok(());
         };
-        let blocks = [plan.source_blocks(), plan.destination_blocks()];
+        let blocks = Side::BOTH.map(|side| plan.grid_blocks(side));
         let lists = match self.list_memory.take() {
             Some(lists) => Ok(lists),
             None => shared.lists.take_or_allocate(list_bytes(blocks)),
@@ -185,7 +187,7 @@ impl Submission {
             if is_alone { (copies, pack.saturating_mul(3)) } else { (packing, pack) };
         let (kernels, tables) = (kernels(shared)?, &shared.tables);
         let launcher = Launcher { kernels, tables, stream: packing, ctas };
-        let sorted = staged.sorted.as_ref();
+        let sorted = staged.numbers.as_ref().or(staged.sorted.as_ref());
         let host = if to_host { 1 } else { 0 };
         let host_side = if to_host { Side::Destination } else { Side::Source };
         let Some(host_end) = self.grids.first().map(|grid| grid.end(host_side)) else {
@@ -197,8 +199,7 @@ impl Submission {
         let host_blocks = match (sorted, to_host) {
             (Some([sources, _]), false) => sources,
             (Some([_, destinations]), true) => destinations,
-            (None, false) => plan.source_blocks(),
-            (None, true) => plan.destination_blocks(),
+            (None, _) => plan.grid_blocks(host_side),
         };
         let Some(mapping) = self.ends.get(host) else { return Ok(None) };
         let most = shared.options.request_bytes.get().max(1);
@@ -306,7 +307,7 @@ fn layout_ends<'a>(
 ) -> [KernelEnd<'a>; 2] {
     let blocks: [&[u32]; 2] = match sorted {
         Some([sources, destinations]) => [sources, destinations],
-        None => [plan.source_blocks(), plan.destination_blocks()],
+        None => Side::BOTH.map(|side| plan.grid_blocks(side)),
     };
     let list = lists.map_or([0, 0], |lists| lists.addresses);
     let ([mapping, to], [blocks, blocks_to], [list, list_to]) = (ends, blocks, list);
@@ -416,6 +417,11 @@ impl Staged {
         // The plan already has its destinations in order.
         let is_sorted = side == Side::Destination || plan.source_blocks().is_sorted();
         let sorted = (!is_sorted).then(|| plan.pairs_by_source());
-        Some(Self { chunker, packing, sorted, is_first: true, is_only: false })
+        let numbers = sorted.as_ref().filter(|_| plan.has_chunked_blocks()).map(|sorted| {
+            let [sources, destinations] = sorted.clone();
+            let of_end = |side, blocks| plan.numbered(side, blocks);
+            [of_end(Side::Source, sources), of_end(Side::Destination, destinations)]
+        });
+        Some(Self { chunker, packing, sorted, numbers, is_first: true, is_only: false })
     }
 }
