@@ -10,8 +10,8 @@ import types
 
 import pytest
 
-HANDLERS = "vLLM's copy handlers, which it makes or replaces itself"
-OTHER = "functions of vLLM's copy handlers"
+HANDLERS = "handlers of vLLM that the test makes or replaces"
+OTHER = "functions of vLLM's handlers"
 RUN = "run"
 
 TESTS = {

@@ -123,6 +123,7 @@ def test_the_options_of_a_page_are_those_of_the_tier(page):
         assert found
         for config in found:
             assert config["spec_name"] == TerraneOffloadingSpec.__name__
+            assert config.get("copy_engine", "terrane") == "terrane"
             for tier in config["secondary_tiers"]:
                 assert tier.pop("type") == "terrane"
                 inspect.signature(TerraneTier.__init__).bind_partial(**tier)
@@ -146,10 +147,11 @@ def test_the_page_of_the_engines_own_tests_names_each_of_them(monkeypatch):
     monkeypatch.syspath_prepend(os.path.join(os.path.dirname(__file__), "../engines"))
     import lmcache_tests
     import vllm_tests
+    import vllm_worker_tests
 
     expected = {
         name: verdict if verdict in (vllm_tests.RUN, vllm_tests.ADAPTED) else f"not applicable: {verdict}"
-        for name, verdict in vllm_tests.FS_TIER.items()
+        for name, verdict in (vllm_tests.FS_TIER | vllm_worker_tests.TESTS).items()
     }
     expected |= lmcache_tests.NOT_APPLICABLE
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", "\n## ".join(sections("upstream-tests.md")), re.MULTILINE)
