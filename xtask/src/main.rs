@@ -149,7 +149,7 @@ enum Task {
     /// Miri detects undefined behaviour. If it is not installed, the step is skipped.
     /// `rustup component add miri rust-src --toolchain nightly` installs it.
     Miri,
-    /// Runs the examples `quickstart`, `gpu` and `offload`, and checks every hop of `offload`
+    /// Runs the examples that users copy, and `offload`, whose hops are all checked
     Offload,
     /// Runs the examples with two processes, and checks that every byte is verified
     ///

@@ -9,16 +9,20 @@ use crate::commands::nixl::with_nixl;
 use crate::workspace::Workspace;
 
 const FACADE: &str = "terrane";
+const INTEROP: &str = "terrane-interop-proof";
 const POOL: &str = "terrane-pool";
 
 /// Each example with its crate.
-const EXAMPLES: [(&str, &str); 7] = [
+const EXAMPLES: [(&str, &str); 10] = [
     (FACADE, "quickstart"),
     (FACADE, "gpu"),
     (FACADE, "offload"),
     (FACADE, "two_processes"),
     (FACADE, "remote"),
     (FACADE, "foreign"),
+    (INTEROP, "candle"),
+    (INTEROP, "swap_blocks"),
+    (INTEROP, "host_tier"),
     (POOL, "soak"),
 ];
 

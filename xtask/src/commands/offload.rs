@@ -12,7 +12,7 @@ use crate::workspace::Workspace;
 const EXAMPLE: &str = "offload";
 
 /// The examples that new users copy. They run over the simulated driver.
-const COPIED: [&str; 2] = ["quickstart", "gpu"];
+const COPIED: [&str; 5] = ["quickstart", "gpu", "candle", "swap_blocks", "host_tier"];
 
 /// Runs the examples. The copied examples must succeed, and `offload` must verify every hop.
 pub fn run(workspace: &Workspace) -> Result<()> {
