@@ -348,8 +348,10 @@ def test_pages_that_cannot_be_are_refused():
     for page_bytes, sizes, strides in ((65, [4, 4], [256, 64]), (64, [4], [63]), (0, [4], [256])):
         with pytest.raises((ValueError, terrane_kv.StoreError)):
             one_page(array, page_bytes, sizes, strides)
-    with pytest.raises(terrane_kv.StoreError):
-        terrane_kv.KvCache.pages([[]], keep=array)
+    at = array.ctypes.data
+    for parts in ([], [([], 64, [4], [256])], [([0], 64, [4], [256])], [([at], 64, [1 << 40], [256])]):
+        with pytest.raises((ValueError, terrane_kv.StoreError)):
+            terrane_kv.KvCache.pages([parts], keep=array)
     _, cache = rows()
     with pytest.raises(ValueError, match="unknown content"):
         cache.allocate_like(4)

@@ -111,14 +111,17 @@ pub enum StoreError {
     },
     /// The endpoint has no such block or not so many tokens.
     #[error(
-        "block {block} with {tokens} tokens is not within the endpoint; name its blocks, and at most the \
-         tokens of a block"
+        "block {block}{} is not within the endpoint, which has {num_blocks} blocks; name its blocks, and at \
+         most the tokens of a block",
+        .tokens.map(|tokens| format!(" with {tokens} tokens")).unwrap_or_default()
     )]
     NoSuchBlock {
         /// The block id.
         block: u32,
-        /// The number of tokens.
-        tokens: u32,
+        /// The number of tokens; `None` for a whole block.
+        tokens: Option<u32>,
+        /// The blocks of the endpoint.
+        num_blocks: u32,
     },
     /// The blocks of an endpoint have another shape than the group.
     #[error(

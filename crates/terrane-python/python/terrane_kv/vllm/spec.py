@@ -61,7 +61,8 @@ class TerraneOffloadingSpec(TieringOffloadingSpec):
         log_like("vllm")
         try:
             worker = TerraneOffloadingWorker(own)
-        except (StoreError, ValueError) as error:
+        except (AttributeError, StoreError, ValueError) as error:
+            # Another release of vLLM may lack an attribute.
             logger.warning("vLLM's own worker copies between the GPU and host memory: %s", error)
             return own
         logger.info("Terrane copies between the GPU and host memory")

@@ -261,7 +261,7 @@ fn lengths_in_endpoint(
         let tokens = blocks.tokens(index);
         let bytes = tokens.map_or(whole, |tokens| info.bytes_of(geometry, tokens));
         let bytes = bytes.filter(|_| block < num_blocks);
-        let none = || StoreError::NoSuchBlock { block, tokens: tokens.unwrap_or(0) };
+        let none = || StoreError::NoSuchBlock { block, tokens, num_blocks };
         lengths.push(bytes.ok_or_else(none)?);
     }
     if !facts.is_host && core.host_tier(group).is_none() {

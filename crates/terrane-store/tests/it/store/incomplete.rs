@@ -1,4 +1,4 @@
-//! Destinations in an endpoint that a get did not write completely.
+//! Blocks of an endpoint that a job refuses, or that a get did not write completely.
 
 use terrane_store::{BlockGroup, BlockResult, Blocks, JobOptions, Store};
 use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
@@ -44,4 +44,28 @@ fn a_block_whose_read_failed_is_incomplete_until_it_is_written_again() {
     assert!(get().iter().all(BlockResult::is_ok));
     copy().unwrap().wait().result.unwrap();
     assert_at_rest(&store);
+}
+
+#[test]
+fn a_block_that_an_endpoint_lacks_is_refused_with_its_number_of_blocks() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = Endpoint::new(engine_layout(16)).unwrap();
+    let slot_bytes = engine.layout().geometry().block_bytes().get().next_multiple_of(4096);
+    let (store, _) = Store::builder()
+        .group(BlockGroup::of_layout("kv", engine.layout()))
+        .disk(disk(directory.path(), 8 * slot_bytes))
+        .namespace(namespace())
+        .open()
+        .unwrap();
+    let refusal = |blocks: Blocks| {
+        let rejected = store.put(&keys(0..1), blocks, JobOptions::new(), ()).unwrap_err();
+        rejected.cause.to_string()
+    };
+    let whole = refusal(Blocks::new(&engine, &[16]));
+    assert!(
+        whole.starts_with("block 16 is not within the endpoint, which has 16 blocks"),
+        "{whole}"
+    );
+    let part = refusal(Blocks::new(&engine, &[3]).tokens(&[9999]));
+    assert!(part.starts_with("block 3 with 9999 tokens is not within"), "{part}");
 }
