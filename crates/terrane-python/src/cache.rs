@@ -1,6 +1,7 @@
 //! KV caches: adopted tensors of other libraries, and caches that this package allocates.
 
 use std::mem::ManuallyDrop;
+use std::sync::Arc;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -15,7 +16,7 @@ use terrane_transfer::{Access, DeviceOrder, Endpoint};
 
 use crate::device::{self, DeviceSide};
 use crate::errors::{StoreError, text};
-use crate::memory::{Blocks, drop_detached};
+use crate::memory::{Blocks, KeptObjects, drop_detached};
 use crate::numbers::ids;
 use crate::pages::{self, PagePart};
 use crate::tensors::{self, MemoryName, Origin};
@@ -202,7 +203,7 @@ impl KvCache {
         apart: bool,
     ) -> PyResult<Self> {
         let shape: TensorShape = tensors::shape(element_bytes, &sizes, strides.as_deref())?;
-        let origin = Origin::new(py, &memory, keep)?;
+        let origin = Origin::new(py, &memory, Arc::new(KeptObjects::object(keep)))?;
         // SAFETY: Python's caller promises that the memory is valid while `keep` lives.
         let imported = unsafe { origin.tensors(pointers, &shape) }?;
         Self::adopt(py, &imported, axes, page_size, apart, None)
@@ -228,7 +229,7 @@ impl KvCache {
         keep: Py<PyAny>,
         memory: MemoryName,
     ) -> PyResult<Vec<Self>> {
-        let origin = Origin::new(py, &memory, keep)?;
+        let origin = Origin::new(py, &memory, Arc::new(KeptObjects::object(keep)))?;
         // SAFETY: Python's caller promises that the memory is valid while `keep` lives.
         let layouts = groups.iter().map(|parts| unsafe { pages::layout(&origin, parts) });
         let layouts: Vec<PhysicalLayout> = layouts.collect::<PyResult<_>>()?;

@@ -1,5 +1,6 @@
 //! Tensors of other libraries, imported by DLPack or by their addresses.
 
+use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -19,7 +20,6 @@ use terrane_interop::dlpack::{
 
 use crate::device;
 use crate::errors::{StoreError, text};
-use crate::memory::KeptObjects;
 use crate::numbers::ids;
 use crate::torch;
 
@@ -185,14 +185,18 @@ unsafe fn at(
 /// The memory of tensors that are adopted by their addresses.
 pub(crate) struct Origin {
     kind: StorageKind,
-    owner: Arc<KeptObjects>,
+    owner: Arc<dyn Any + Send + Sync>,
     context: Option<Context>,
 }
 
 impl Origin {
-    /// Memory of this kind, which `keep` keeps alive.
-    pub(crate) fn new(py: Python<'_>, memory: &MemoryName, keep: Py<PyAny>) -> PyResult<Self> {
-        let (kind, owner) = (memory.kind()?, Arc::new(KeptObjects::object(keep)));
+    /// Memory of this kind, which `owner` keeps alive.
+    pub(crate) fn new(
+        py: Python<'_>,
+        memory: &MemoryName,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> PyResult<Self> {
+        let kind = memory.kind()?;
         let context = match kind {
             // Loads the driver, with the GIL released.
             StorageKind::Device(device) => Some(py.detach(|| device::context(device))?),
@@ -205,7 +209,7 @@ impl Origin {
     ///
     /// # Safety
     ///
-    /// As for [`at`], for each address, while the object that was passed to [`new`](Self::new) lives.
+    /// As for [`at`], for each address, while the owner lives.
     pub(crate) unsafe fn tensors(
         &self,
         pointers: &Bound<'_, PyAny>,
