@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use terrane_core::ByteCount;
 
 use super::grid::CopyGrid;
-use super::nest::{self, LayerGroup};
+use super::nest::{self, LayerGroup, LoopNest};
 use super::shape::{self, Selection, SharedSection};
 use crate::engine::endpoint_cache::EndpointCache;
 use crate::error::TransferError;
@@ -25,6 +25,12 @@ pub(crate) struct BlockLoops {
     pub(crate) pieces: u64,
     /// The copied bytes of a block.
     pub(crate) bytes: ByteCount,
+    /// The runs of a segment, unless sections are joined.
+    pub(super) runs: u64,
+    /// Whether blocks that are adjacent at both ends are one run.
+    pub(super) joins_blocks: bool,
+    /// Whether the two ends are different endpoints that have some of the same bytes.
+    pub(super) ends_overlap: bool,
     /// The grids, once they are requested.
     pub(super) grids: OnceLock<Option<Arc<[CopyGrid]>>>,
 }
@@ -49,8 +55,19 @@ impl BlockLoops {
         let breaks_pieces =
             groups.iter().flat_map(|group| &group.nests).any(|nest| !nest.inner.is_empty())
                 || is_partial(&selection, &sections);
-        let grids = OnceLock::new();
-        Ok(Self { selection, groups, by_block, breaks_pieces, pieces, bytes, grids })
+        let (source, destination) = (&transfer.source, &transfer.destination);
+        Ok(Self {
+            runs: nest::per_segment(&groups, LoopNest::inner_count),
+            joins_blocks: groups.iter().flat_map(|group| &group.nests).all(LoopNest::joins_blocks),
+            ends_overlap: !source.is(destination) && source.overlaps(destination),
+            selection,
+            groups,
+            by_block,
+            breaks_pieces,
+            pieces,
+            bytes,
+            grids: OnceLock::new(),
+        })
     }
 }
 
