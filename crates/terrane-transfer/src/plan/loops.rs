@@ -85,12 +85,9 @@ fn is_partial(selection: &Selection, sections: &[SharedSection<'_>]) -> bool {
 /// The loops of whole blocks between pairs of endpoints.
 #[derive(Debug, Default)]
 pub(super) struct LoopsCache {
-    by_block: LoopsOfEnds,
-    by_layer: LoopsOfEnds,
+    by_block: EndpointCache<Arc<BlockLoops>, 2>,
+    by_layer: EndpointCache<Arc<BlockLoops>, 2>,
 }
-
-/// Loops by source, then by destination.
-type LoopsOfEnds = EndpointCache<Arc<EndpointCache<Arc<BlockLoops>>>>;
 
 impl LoopsCache {
     /// Returns the loops of a transfer. Transfers of some layers, heads or tokens are not cached.
@@ -100,13 +97,13 @@ impl LoopsCache {
             return BlockLoops::of(transfer).map(Arc::new);
         }
         let known = if options.layer_by_layer { &self.by_layer } else { &self.by_block };
-        let of_source = known.get(source);
-        let of_source = of_source.unwrap_or_else(|| known.insert(source, Arc::default()));
-        if let Some(loops) = of_source.get(destination) {
-            return Ok(loops);
+        match known.get_together([source, destination]) {
+            Some(loops) => Ok(loops),
+            None => {
+                let loops = Arc::new(BlockLoops::of(transfer)?);
+                Ok(known.insert_together([source, destination], loops))
+            }
         }
-        let loops = Arc::new(BlockLoops::of(transfer)?);
-        Ok(of_source.insert(destination, loops))
     }
 }
 
