@@ -46,11 +46,23 @@ impl DirectionQueue {
         lock(&self.scratch)
     }
 
-    /// Records that a chunk uses its buffer until its event.
-    pub(crate) fn lend(&self, mut submitted: SubmittedChunk) -> SubmittedChunk {
-        if let Some(mut scratch) = submitted.scratch.take() {
-            scratch.in_use_until(submitted.event.clone());
-            self.scratch().lend(scratch);
+    /// Whether no other job is in this direction.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.jobs.load(Ordering::Relaxed) == 0
+    }
+
+    /// Takes back a buffer that the device uses until an event.
+    pub(crate) fn lend(&self, mut scratch: Scratch, until: Event) {
+        let former = scratch.in_use_until(until);
+        self.scratch().lend(scratch);
+        // An event drops without the lock.
+        drop(former);
+    }
+
+    /// Takes back the buffer of a chunk.
+    pub(crate) fn lend_buffer_of(&self, mut submitted: SubmittedChunk) -> SubmittedChunk {
+        if let Some(scratch) = submitted.scratch.take() {
+            self.lend(scratch, submitted.event.clone());
         }
         submitted
     }

@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use terrane_core::ByteCount;
 use terrane_transfer::CopyFailure;
 
 use crate::engine::complete::completion_queue::{CompletionThreads, Task};
-use crate::engine::complete::failed_job::{FailedJob, engine_failure};
+use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::complete::in_flight::DueTime;
 use crate::engine::resources::scratch::ScratchMaker;
 use crate::engine::shared::Shared;
@@ -79,7 +79,7 @@ impl SubmitThread {
         if was_idle {
             self.retire_ended();
             let is_first = self.pending.is_empty() && self.turns.is_empty();
-            queued.submission.sample_if(is_first && self.queue.is_alone());
+            queued.submission.sample_if(is_first && self.queue.is_alone(), &self.shared);
         }
         self.pending.extend(queued.begun.take());
         if queued.submission.is_submitted() {
@@ -111,7 +111,7 @@ impl SubmitThread {
         };
         match stepped {
             Ok(Some(submitted)) => {
-                self.pending.push_back(self.queue.lend(submitted));
+                self.pending.push_back(self.queue.lend_buffer_of(submitted));
                 if !queued.submission.is_submitted() {
                     return Some(queued);
                 }
@@ -134,20 +134,13 @@ impl SubmitThread {
 
     fn all_submitted(&self, mut queued: QueuedJob) {
         if !self.queue.is_alone() {
-            queued.submission.sample_if(false);
+            queued.submission.sample_if(false, &self.shared);
         }
         let due = self.due(&queued);
-        let QueuedJob { submission, predicted, slot, .. } = queued;
+        let QueuedJob { submission, slot, .. } = queued;
         drop(slot);
-        let task = match submission.into_in_flight(&self.shared, predicted, due) {
-            Ok(in_flight) => {
-                in_flight.invite();
-                Task::InFlight(in_flight)
-            }
-            Err(resources) => Task::NotSubmitted(resources),
-        };
         // Completion threads exist as long as submit threads exist.
-        self.completion_threads.send(task);
+        self.completion_threads.send(Task::of_submitted(submission, due));
     }
 
     /// The predicted end of the chunks on the device, if no other job has chunks there.
@@ -161,9 +154,9 @@ impl SubmitThread {
         let first = self.pending.front().map_or(0, |chunk| chunk.bytes);
         let time = |bytes: u64| {
             let share = bytes as f64 / job.plan().bytes().get().max(1) as f64;
-            Duration::try_from_secs_f64(queued.predicted.as_secs_f64() * share.min(1.0)).ok()
+            Duration::try_from_secs_f64(job.predicted().as_secs_f64() * share.min(1.0)).ok()
         };
-        DueTime::after(time(all - first)?..time(all)?)
+        DueTime::after(Instant::now(), time(all - first)?..time(all)?)
     }
 
     /// Finishes a failed job once its submitted chunks complete.
@@ -172,7 +165,7 @@ impl SubmitThread {
         drop(slot);
         // Not on this thread, because other jobs wait for it. The wait may be long, and finishing a
         // job runs foreign code. Completion threads exist as long as submit threads exist.
-        let failed = FailedJob::new(submission.into_resources(Some(&self.queue)), failure);
+        let failed = submission.into_failed(Some(&self.queue), failure);
         self.completion_threads.send(Task::Failed(failed));
         self.retire_ended();
     }

@@ -1,11 +1,11 @@
 //! A job during its submission: its submitted chunks, and its next chunk.
 
+mod end;
 mod steps;
 mod sums;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use smallvec::SmallVec;
 use terrane_transfer::calibration::{CopyPath, Direction};
@@ -13,11 +13,11 @@ use terrane_transfer::{CopyFailure, CopyGrid, CopyJob};
 
 use crate::engine::checksums::job_sums::JobSums;
 use crate::engine::complete::failed_job::engine_failure;
-use crate::engine::complete::in_flight::{DueTime, InFlight};
-use crate::engine::complete::job_resources::{JobResources, PathSample};
 use crate::engine::complete::progress::JobProgress;
+use crate::engine::geometry::packing::Packing;
+use crate::engine::path::choice::Corrections;
 use crate::engine::resources::block_lists::{BlockLists, MAX_SMALL_PAIRS, list_bytes};
-use crate::engine::resources::device_mapping::DeviceMapping;
+use crate::engine::resources::device_mapping::MappedEnds;
 use crate::engine::resources::job_streams::{JobStreams, StreamLease};
 use crate::engine::resources::scratch::Scratch;
 use crate::engine::shared::Shared;
@@ -29,14 +29,16 @@ use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::runtime::event::{Event, Timing};
 
-/// A job, and the progress of its submission.
+/// A job, the progress of its submission, and the resources that it needs until it has ended.
 pub(crate) struct Submission {
     /// The streams. For a path with one stream, the first carries all work. For the staged path,
     /// the first carries the copies and the second the kernels. They drop first, so that the job's
     /// resources outlive the work on them.
     streams: JobStreams,
-    /// The buffer of the next chunk, if it needs one.
+    /// The buffer of the next chunk, if it needs one, or a buffer that failed work may still use.
     scratch: Option<Scratch>,
+    /// The direction that the buffer of failed work returns to.
+    queue: Option<Arc<DirectionQueue>>,
     /// The block lists for the kernels, if a launch does not carry them.
     lists: Option<BlockLists>,
     /// The memory of these lists, before they are written.
@@ -49,7 +51,7 @@ pub(crate) struct Submission {
     direction: Direction,
     path: CopyPath,
     /// The mappings of source and destination.
-    ends: [Arc<DeviceMapping>; 2],
+    ends: MappedEnds,
     /// The copy as strides; `None` if the driver copies run by run.
     grids: Arc<[CopyGrid]>,
     steps: Steps,
@@ -61,8 +63,8 @@ pub(crate) struct Submission {
     /// The number of submitted layers, counted from the first of the transfer.
     layers_submitted: u32,
     layers: Vec<(Range<u32>, Event)>,
-    /// Whether its duration can correct the costs of its path.
-    is_sampled: bool,
+    /// The corrections of the paths' costs, if its duration can correct them.
+    sampled: Option<Arc<Corrections>>,
     /// Whether the whole job is submitted at once, to one stream.
     is_whole: bool,
 }
@@ -80,14 +82,15 @@ impl Submission {
         job: CopyJob,
         direction: Direction,
         path: CopyPath,
-        ends: [Arc<DeviceMapping>; 2],
-    ) -> Self {
+        packing: Option<Packing>,
+        ends: MappedEnds,
+    ) -> Box<Self> {
         let grids = job.plan().grids().unwrap_or_default();
         let layer_by_layer = job.layers().is_some();
         let steps = match path {
             CopyPath::Staged => {
-                match Staged::of(shared, job.plan(), &grids, direction, layer_by_layer) {
-                    Some(staged) => Steps::Staged(Box::new(staged)),
+                match Staged::of(shared, job.plan(), &grids, direction, packing, layer_by_layer) {
+                    Some(staged) => Steps::Staged(staged),
                     None => Steps::kernels(shared, job.plan(), &grids, direction, layer_by_layer),
                 }
             }
@@ -97,9 +100,10 @@ impl Submission {
             CopyPath::Contiguous | CopyPath::CopyEach => Steps::runs(false),
             CopyPath::Batched => Steps::runs(true),
         };
-        Self {
+        Box::new(Self {
             streams: JobStreams::default(),
             scratch: None,
+            queue: None,
             lists: None,
             list_memory: None,
             sums: JobSums::of(shared, &job, direction, || steps.order(&grids)),
@@ -115,9 +119,9 @@ impl Submission {
             submitted: 0,
             layers_submitted: 0,
             layers: Vec::new(),
-            is_sampled: false,
+            sampled: None,
             is_whole: false,
-        }
+        })
     }
 
     pub(crate) fn job(&self) -> &CopyJob {
@@ -153,8 +157,8 @@ impl Submission {
     }
 
     /// Sets whether the job has the device to itself.
-    pub(crate) fn sample_if(&mut self, is_alone: bool) {
-        self.is_sampled = is_alone;
+    pub(crate) fn sample_if(&mut self, is_alone: bool, shared: &Shared) {
+        self.sampled = is_alone.then(|| Arc::clone(&shared.corrections));
     }
 
     /// Records that the whole job is submitted at once, to one stream, from here on.
@@ -354,53 +358,5 @@ impl Submission {
         let (event, stream) = order_event.into_parts();
         self.marks.push((event, 0));
         stream.into_iter().for_each(|stream| self.streams.push(stream));
-    }
-
-    /// Converts a job whose chunks are all submitted. The error is a job without any work.
-    pub(crate) fn into_in_flight(
-        self,
-        shared: &Shared,
-        predicted: Duration,
-        due: Option<DueTime>,
-    ) -> Result<Arc<InFlight>, Box<JobResources>> {
-        let (direction, path, is_sampled) = (self.direction, self.path, self.is_sampled);
-        let Self {
-            streams,
-            lists,
-            sums,
-            job,
-            kernels,
-            count,
-            ends,
-            mut marks,
-            submitted,
-            layers,
-            ..
-        } = self;
-        let end = marks.pop().map(|(event, _)| event);
-        let mut before = marks.into_iter().rev();
-        let before_end = before.find(|(_, bytes)| submitted - bytes >= NEAR);
-        let before_end = before_end.map(|(event, _)| event);
-        let corrections = || Arc::clone(&shared.corrections);
-        // The calibration predicts copies without checksums.
-        let sample = (is_sampled && sums.is_none()).then(|| PathSample {
-            corrections: corrections(),
-            direction,
-            path,
-            predicted,
-        });
-        let resources =
-            JobResources { streams, scratch: None, lists, sums, job, count, ends, sample, kernels };
-        match end {
-            Some(end) => Ok(InFlight::new(resources, end, before_end, layers, due)),
-            None => Err(Box::new(resources)),
-        }
-    }
-
-    /// Converts a job after the failure of a chunk. Its buffer, if any, returns to its direction.
-    pub(crate) fn into_resources(self, queue: Option<&Arc<DirectionQueue>>) -> Box<JobResources> {
-        let Self { streams, scratch, lists, sums, job, kernels, count, ends, .. } = self;
-        let (scratch, sample) = (scratch.zip(queue.map(Arc::clone)), None);
-        Box::new(JobResources { streams, scratch, lists, sums, job, count, ends, sample, kernels })
     }
 }
