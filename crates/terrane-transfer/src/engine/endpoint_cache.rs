@@ -109,6 +109,14 @@ mod tests {
     }
 
     #[test]
+    fn a_value_of_two_endpoints_is_found_in_their_order() {
+        let (cache, one, other) = (EndpointCache::<_, 2>::default(), endpoint(), endpoint());
+        assert_eq!(cache.insert_together([&one, &other], 1), 1);
+        assert_eq!(cache.get_together([&one, &other]), Some(1));
+        assert_eq!(cache.get_together([&other, &one]), None);
+    }
+
+    #[test]
     fn values_of_dropped_endpoints_are_dropped() {
         let (cache, value) = (EndpointCache::default(), Arc::new(()));
         for _ in 0..10 * MIN_SWEPT {

@@ -37,6 +37,22 @@ fn readers_share_and_writers_do_not() {
 }
 
 #[test]
+fn a_claim_that_is_taken_back_leaves_no_count() {
+    let table = HazardTable::new(8);
+    let reading = claim(&table, &Ticket::new([]), &used(Access::Read, &[5, 1], 0..4));
+    for blocks in [&[7, 1][..], &[0, 1, 2]] {
+        let wanted = used(Access::Write, blocks, 0..4);
+        let mut locked = table.lock();
+        assert!(!locked.count(&wanted));
+        locked.uncount(&wanted);
+        assert!(!locked.are_unclaimed(&[1]));
+        assert!(locked.are_unclaimed(&[0, 2, 7]));
+    }
+    drop(reading);
+    assert!(table.lock().are_unclaimed(&[0, 1, 2, 3, 4, 5, 6, 7]));
+}
+
+#[test]
 fn other_layers_of_a_block_do_not_conflict() {
     let table = HazardTable::new(2);
     let _writing = claim(&table, &Ticket::new([]), &used(Access::Write, &[0], 0..2));
