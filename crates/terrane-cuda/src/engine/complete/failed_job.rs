@@ -50,6 +50,7 @@ impl FailedJob {
     }
 }
 
+#[cold]
 pub(crate) fn engine_failure(error: CudaError) -> CopyFailure {
     CopyFailure::Engine { source: Box::new(error) }
 }

@@ -35,7 +35,7 @@ impl Orphan {
         let Self { streams, scratch, lists, sums, orphaned, ends, kernels } = self;
         drop((streams, lists, sums));
         if let Some((scratch, queue)) = scratch {
-            queue.give_back(Some(scratch));
+            queue.give_back(scratch);
         }
         drop((orphaned, ends, kernels));
     }

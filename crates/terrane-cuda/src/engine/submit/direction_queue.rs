@@ -59,19 +59,9 @@ impl DirectionQueue {
         drop(former);
     }
 
-    /// Takes back the buffer of a chunk.
-    pub(crate) fn lend_buffer_of(&self, mut submitted: SubmittedChunk) -> SubmittedChunk {
-        if let Some(scratch) = submitted.scratch.take() {
-            self.lend(scratch, submitted.event.clone());
-        }
-        submitted
-    }
-
     /// Takes back an unused buffer.
-    pub(crate) fn give_back(&self, scratch: Option<Scratch>) {
-        if let Some(scratch) = scratch {
-            self.scratch().give_back(scratch);
-        }
+    pub(crate) fn give_back(&self, scratch: Scratch) {
+        self.scratch().give_back(scratch);
     }
 }
 
@@ -89,8 +79,6 @@ impl Drop for QueueSlot {
 /// A chunk of a job that is on a stream.
 pub(crate) struct SubmittedChunk {
     pub(crate) event: Event,
-    /// The buffer that the chunk uses until the event.
-    pub(crate) scratch: Option<Scratch>,
     pub(crate) bytes: u64,
     /// Counts the bytes; `None` for a job that is submitted at once.
     pub(crate) count: Option<Arc<JobProgress>>,

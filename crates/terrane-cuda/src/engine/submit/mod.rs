@@ -13,12 +13,12 @@ pub(crate) mod submit_thread;
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
-use terrane_transfer::CopyJob;
 use terrane_transfer::calibration::Direction;
+use terrane_transfer::{CopyFailure, CopyJob};
 
 use crate::engine::DeviceEngine;
 use crate::engine::complete::completion_queue::Task;
-use crate::engine::complete::failed_job::engine_failure;
+use crate::engine::complete::failed_job::{FailedJob, engine_failure};
 use crate::engine::complete::in_flight::DueTime;
 use crate::engine::path::quote::PathDecision;
 use crate::engine::submit::direction_queue::DirectionQueue;
@@ -57,7 +57,7 @@ impl DeviceEngine {
                 self.send_task(Task::NotSubmitted(submission));
             }
             None if submission.is_small(shared) && submission.has_resources(shared) => {
-                self.submit_now(submission, true, None)
+                self.submit_now(submission, true)
             }
             None => self.enqueue(direction, submission),
         }
@@ -65,6 +65,7 @@ impl DeviceEngine {
     }
 
     /// Makes a job begin when its order is satisfied.
+    #[inline(never)]
     fn submit_later(
         &self,
         direction: Direction,
@@ -83,7 +84,7 @@ impl DeviceEngine {
             pending.into_order_event(&shared.context, &shared.order_streams).map(Some)
         };
         match waited() {
-            Ok(None) => self.submit_now(submission, false, None),
+            Ok(None) => self.submit_now(submission, false),
             Ok(Some(order_event)) if is_empty => {
                 submission.end_with(order_event);
                 submission.job().start();
@@ -100,19 +101,13 @@ impl DeviceEngine {
                 order_waits.send(Task::Waiting(waiting));
             }
             Err(error) => {
-                self.send_task(Task::Failed(submission.into_failed(None, engine_failure(error))));
+                self.send_failed(submission, engine_failure(error));
             }
         }
     }
 
-    /// Submits all of a small job. The device begins it at once, or after its order. Its buffer, if
-    /// any, returns to its direction.
-    fn submit_now(
-        &self,
-        mut submission: Box<Submission>,
-        at_once: bool,
-        queue: Option<&Arc<DirectionQueue>>,
-    ) {
+    /// Submits all of a small job. The device begins it at once, or after its order.
+    fn submit_now(&self, mut submission: Box<Submission>, at_once: bool) {
         submission.submit_whole();
         let started = submission.job().start();
         let predicted = submission.job().predicted();
@@ -120,16 +115,8 @@ impl DeviceEngine {
         let mut is_left = true;
         while is_left {
             match submission.step(&self.shared) {
-                Ok(Some(chunk)) => {
-                    if let Some((scratch, queue)) = chunk.scratch.zip(queue) {
-                        queue.lend(scratch, chunk.event);
-                    }
-                    is_left = !submission.is_submitted();
-                }
-                Ok(None) => is_left = false,
-                Err(failure) => {
-                    return self.send_task(Task::Failed(submission.into_failed(queue, failure)));
-                }
+                Ok(chunk) => is_left = chunk.is_some() && !submission.is_submitted(),
+                Err(failure) => return self.send_failed(submission, failure),
             }
         }
         self.all_submitted(submission, due);
@@ -157,7 +144,7 @@ impl DeviceEngine {
         {
             // Waking the submit thread would take as long as the submit.
             submission.in_one_chunk();
-            return self.submit_now(submission, true, Some(queue));
+            return self.submit_now(submission, true);
         }
         let (slot, is_only) = queue.enter();
         let begins =
@@ -165,7 +152,7 @@ impl DeviceEngine {
         let mut queued = QueuedJob { submission, begun: None, slot };
         if begins {
             // The wire stays busy while the submit thread wakes.
-            queued = match self.begin(queued, queue) {
+            queued = match self.begin(queued) {
                 Some(queued) => queued,
                 None => return,
             };
@@ -176,33 +163,38 @@ impl DeviceEngine {
     }
 
     /// Gives a job the buffer of its next chunk, if one is unused. Returns whether it has one.
-    fn has_buffer(&self, submission: &mut Submission, queue: &DirectionQueue) -> bool {
+    fn has_buffer(&self, submission: &mut Submission, queue: &Arc<DirectionQueue>) -> bool {
         let Some(scratch) = queue.scratch().take_free() else { return false };
         if submission.has_room_for_sums(&self.shared) {
-            submission.put_scratch(scratch);
+            submission.put_scratch(scratch, queue);
             return true;
         }
         // The submit thread allocates the memory for checksums.
-        queue.give_back(Some(scratch));
+        queue.give_back(scratch);
         false
     }
 
     /// Submits the first chunk of a staged job, which has a buffer. Returns the job, unless the
     /// submission failed.
-    fn begin(&self, mut queued: QueuedJob, queue: &Arc<DirectionQueue>) -> Option<QueuedJob> {
+    #[inline(never)]
+    fn begin(&self, mut queued: QueuedJob) -> Option<QueuedJob> {
         queued.submission.job().start();
         match queued.submission.step(&self.shared) {
             Ok(begun) => {
-                queued.begun = begun.map(|chunk| queue.lend_buffer_of(chunk));
-                queue.give_back(queued.submission.take_scratch());
+                queued.begun = begun;
+                queued.submission.give_back_scratch();
                 Some(queued)
             }
             Err(failure) => {
-                let failed = queued.submission.into_failed(Some(queue), failure);
-                self.send_task(Task::Failed(failed));
+                self.send_failed(queued.submission, failure);
                 None
             }
         }
+    }
+
+    /// Finishes a failed job once its submitted work completes.
+    fn send_failed(&self, submission: Box<Submission>, failure: CopyFailure) {
+        self.send_task(Task::Failed(FailedJob::new(submission, failure)));
     }
 
     pub(crate) fn send_task(&self, task: Task) {

@@ -10,7 +10,7 @@ use terrane_core::ByteCount;
 use terrane_transfer::CopyFailure;
 
 use crate::engine::complete::completion_queue::{CompletionThreads, Task};
-use crate::engine::complete::failed_job::engine_failure;
+use crate::engine::complete::failed_job::{FailedJob, engine_failure};
 use crate::engine::complete::in_flight::DueTime;
 use crate::engine::resources::scratch::ScratchMaker;
 use crate::engine::shared::Shared;
@@ -97,21 +97,11 @@ impl SubmitThread {
             return None;
         }
         let shared = &*self.shared;
-        let submission = &mut queued.submission;
         // The context is bound once for all driver calls of a chunk.
-        let mut stepped = None;
-        let bound = shared.context.bound(|_| {
-            stepped = Some(submission.step(shared));
-            Ok(())
-        });
-        let stepped = match (bound, stepped) {
-            (Ok(()), Some(stepped)) => stepped,
-            (Err(error), _) => Err(engine_failure(error)),
-            (Ok(()), None) => Ok(None),
-        };
-        match stepped {
+        let stepped = shared.context.bound(|_| Ok(queued.submission.step(shared)));
+        match stepped.unwrap_or_else(|error| Err(engine_failure(error))) {
             Ok(Some(submitted)) => {
-                self.pending.push_back(self.queue.lend_buffer_of(submitted));
+                self.pending.push_back(submitted);
                 if !queued.submission.is_submitted() {
                     return Some(queued);
                 }
@@ -121,7 +111,7 @@ impl SubmitThread {
                 None
             }
             Ok(None) => {
-                self.queue.give_back(queued.submission.take_scratch());
+                queued.submission.give_back_scratch();
                 self.all_submitted(queued);
                 None
             }
@@ -165,7 +155,7 @@ impl SubmitThread {
         drop(slot);
         // Not on this thread, because other jobs wait for it. The wait may be long, and finishing a
         // job runs foreign code. Completion threads exist as long as submit threads exist.
-        let failed = submission.into_failed(Some(&self.queue), failure);
+        let failed = FailedJob::new(submission, failure);
         self.completion_threads.send(Task::Failed(failed));
         self.retire_ended();
     }
@@ -189,7 +179,7 @@ impl SubmitThread {
             };
             match scratch {
                 Ok(Some(scratch)) => {
-                    submission.put_scratch(scratch);
+                    submission.put_scratch(scratch, &self.queue);
                     break;
                 }
                 Ok(None) => self.await_scratch(submission)?,

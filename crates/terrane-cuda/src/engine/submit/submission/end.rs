@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use terrane_transfer::CopyFailure;
 
-use crate::engine::complete::failed_job::FailedJob;
 use crate::engine::complete::in_flight::{DueTime, InFlight};
 use crate::engine::complete::orphans::{Orphan, Orphans};
 use crate::engine::resources::job_streams::StreamState;
-use crate::engine::submit::direction_queue::DirectionQueue;
 use crate::engine::submit::submission::{NEAR, Submission};
 use crate::runtime::stream::Stream;
 
@@ -27,16 +25,6 @@ impl Submission {
         Ok(InFlight::new(self, end, before_end.map(|(event, _)| event), layers, due))
     }
 
-    /// The job after the failure of a chunk. Its buffer, if any, returns to its direction.
-    pub(crate) fn into_failed(
-        mut self: Box<Self>,
-        queue: Option<&Arc<DirectionQueue>>,
-        failure: CopyFailure,
-    ) -> FailedJob {
-        self.queue = queue.cloned();
-        FailedJob::new(self, failure)
-    }
-
     /// Queries whether any work of the job may still be on the device. Never blocks.
     pub(crate) fn state(&mut self) -> StreamState {
         self.streams.state()
@@ -49,7 +37,7 @@ impl Submission {
 
     /// Finishes the job, which has no more work on the device.
     pub(crate) fn finish(self: Box<Self>, result: Result<(), CopyFailure>) {
-        let Self { mut streams, scratch, queue, lists, sums, job, count, sampled, .. } = *self;
+        let Self { mut streams, scratch, lists, sums, job, count, sampled, .. } = *self;
         let Self { direction, path, ends, kernels, .. } = *self;
         streams.mark_idle();
         if result.is_ok() {
@@ -68,7 +56,7 @@ impl Submission {
         }
         // The streams return to the pool before the caller is notified.
         drop((streams, lists));
-        if let Some(queue) = queue {
+        if let Some((scratch, queue)) = scratch {
             queue.give_back(scratch);
         }
         job.finish(result);
@@ -78,9 +66,8 @@ impl Submission {
     /// Ends a job whose work may never complete. `orphans` keeps the resources that the device may
     /// use.
     pub(crate) fn orphan(self: Box<Self>, failure: CopyFailure, orphans: &Orphans) {
-        let Self { streams, scratch, queue, lists, sums, job, ends, kernels, .. } = *self;
+        let Self { streams, scratch, lists, sums, job, ends, kernels, .. } = *self;
         let orphaned = job.orphan(failure);
-        let scratch = scratch.zip(queue);
         orphans.keep(Orphan { streams, scratch, lists, sums, orphaned, ends, kernels });
     }
 }

@@ -35,10 +35,9 @@ pub(crate) struct Submission {
     /// the first carries the copies and the second the kernels. They drop first, so that the job's
     /// resources outlive the work on them.
     streams: JobStreams,
-    /// The buffer of the next chunk, if it needs one, or a buffer that failed work may still use.
-    scratch: Option<Scratch>,
-    /// The direction that the buffer of failed work returns to.
-    queue: Option<Arc<DirectionQueue>>,
+    /// The buffer of the next chunk, if it needs one, or a buffer that failed work may still use. It
+    /// returns to its direction.
+    scratch: Option<(Scratch, Arc<DirectionQueue>)>,
     /// The block lists for the kernels, if a launch does not carry them.
     lists: Option<BlockLists>,
     /// The memory of these lists, before they are written.
@@ -103,7 +102,6 @@ impl Submission {
         Box::new(Self {
             streams: JobStreams::default(),
             scratch: None,
-            queue: None,
             lists: None,
             list_memory: None,
             sums: JobSums::of(shared, &job, direction, || steps.order(&grids)),
@@ -199,6 +197,7 @@ impl Submission {
     /// # Errors
     ///
     /// The errors of the driver.
+    #[cold]
     pub(crate) fn do_without_scratch(&mut self, shared: &Shared) -> Result<(), CudaError> {
         if let [first, others @ ..] = &*self.streams
             && self.submitted > 0
@@ -280,13 +279,15 @@ impl Submission {
     }
 
     /// Gives the job the buffer of its next chunk.
-    pub(crate) fn put_scratch(&mut self, scratch: Scratch) {
-        self.scratch = Some(scratch);
+    pub(crate) fn put_scratch(&mut self, scratch: Scratch, queue: &Arc<DirectionQueue>) {
+        self.scratch = Some((scratch, Arc::clone(queue)));
     }
 
-    /// Returns a buffer that the job was given but did not need.
-    pub(crate) fn take_scratch(&mut self) -> Option<Scratch> {
-        self.scratch.take()
+    /// Gives back a buffer that the job was given but did not need.
+    pub(crate) fn give_back_scratch(&mut self) {
+        if let Some((scratch, queue)) = self.scratch.take() {
+            queue.give_back(scratch);
+        }
     }
 
     /// Submits the next chunk, and returns the submitted work; `None` if no chunk is left. Without a
@@ -310,6 +311,9 @@ impl Submission {
         let SubmittedCopies { bytes, stream, layers } = copies;
         self.submitted += bytes;
         let event = self.mark(shared, stream, layers).map_err(engine_failure)?;
+        if let Some((scratch, queue)) = self.scratch.take() {
+            queue.lend(scratch, event.clone());
+        }
         // The layers and the buffer do not wait for the sums. The end of the job does.
         if self.sums.is_some()
             && self.continue_sums(shared, stream, &event).map_err(engine_failure)?
@@ -321,7 +325,7 @@ impl Submission {
         let job = &self.job;
         let new = || JobProgress::new(job);
         let count = (!self.is_whole).then(|| Arc::clone(self.count.get_or_insert_with(new)));
-        Ok(Some(SubmittedChunk { event, scratch: self.scratch.take(), bytes, count }))
+        Ok(Some(SubmittedChunk { event, bytes, count }))
     }
 
     /// Records an event after a stream's work so far, which is also the event of `layers`.
@@ -331,14 +335,22 @@ impl Submission {
             self.marks.remove(0);
         }
         self.marks.push((event.clone(), self.submitted));
-        if let Some(signals) = self.job.layers().filter(|_| layers > self.layers_submitted) {
-            let first = self.job.plan().layers().start;
-            let arrived = first + self.layers_submitted..first + layers;
-            signals.submitted(arrived.clone(), event.transfer_handle());
-            self.layers.push((arrived, event.clone()));
-            self.layers_submitted = layers;
+        if self.job.layers().is_some() && layers > self.layers_submitted {
+            self.mark_layers(&event, layers);
         }
         Ok(event)
+    }
+
+    /// Records that `event` is behind the first `layers` layers.
+    #[inline(never)]
+    fn mark_layers(&mut self, event: &Event, layers: u32) {
+        let first = self.job.plan().layers().start;
+        let arrived = first + self.layers_submitted..first + layers;
+        if let Some(signals) = self.job.layers() {
+            signals.submitted(arrived.clone(), event.transfer_handle());
+        }
+        self.layers.push((arrived, event.clone()));
+        self.layers_submitted = layers;
     }
 
     /// Records an event after a stream's work so far, of the kind that the end of this job needs.

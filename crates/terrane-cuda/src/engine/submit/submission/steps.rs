@@ -60,6 +60,7 @@ const MOST_TOGETHER: usize = 4096;
 const LAYERS_TOGETHER: u64 = 4 << 20;
 
 impl Submission {
+    #[inline(never)]
     pub(crate) fn step_runs(
         &mut self,
         shared: &Shared,
@@ -119,7 +120,11 @@ impl Submission {
         &mut self,
         shared: &Shared,
     ) -> Result<Option<SubmittedCopies>, CudaError> {
-        self.list_blocks(shared)?;
+        if let Steps::Kernels { lists, .. } = &mut self.steps
+            && std::mem::take(lists)
+        {
+            self.list_blocks(shared)?;
+        }
         let Steps::Kernels { chunker, ctas, .. } = &mut self.steps else { return Ok(None) };
         let (Some(chunk), Some(stream)) = (chunker.next(), self.streams.first()) else {
             return Ok(None);
@@ -138,13 +143,11 @@ impl Submission {
         Ok(Some(SubmittedCopies { bytes: chunker.bytes(&chunk), stream: 0, layers }))
     }
 
-    /// Writes the block ids into the device's memory, if a launch does not carry them all.
+    /// Writes the block ids into the device's memory, because a launch does not carry them all.
+    #[inline(never)]
     fn list_blocks(&mut self, shared: &Shared) -> Result<(), CudaError> {
         let plan = self.job.plan();
-        let Steps::Kernels { lists: wanted, .. } = &mut self.steps else { return Ok(()) };
-        let Some(stream) = self.streams.first().filter(|_| std::mem::take(wanted)) else {
-            return Ok(());
-        };
+        let Some(stream) = self.streams.first() else { return Ok(()) };
         let blocks = [plan.source_blocks(), plan.destination_blocks()];
         let lists = match self.list_memory.take() {
             Some(lists) => Ok(lists),
@@ -168,7 +171,7 @@ impl Submission {
         // A transfer of one chunk uses one stream.
         let Some(copies) = self.streams.first() else { return Ok(None) };
         let packing = self.streams.get(1).unwrap_or(copies);
-        let Some(scratch) = &mut self.scratch else { return Ok(None) };
+        let Some((scratch, _)) = &mut self.scratch else { return Ok(None) };
         let (buffer, batch) = scratch.address_and_batch();
         // A failed chunk may have left copies in the list.
         batch.clear();

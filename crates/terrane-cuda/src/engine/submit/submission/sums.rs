@@ -32,6 +32,7 @@ impl Submission {
     /// # Errors
     ///
     /// The driver's, [`CudaError::NoMemoryForChecksums`].
+    #[inline(never)]
     pub(super) fn continue_sums(
         &mut self,
         shared: &Shared,
