@@ -161,6 +161,7 @@ impl Divisor {
     pub(crate) const MAX: u32 = (1 << 31) - 1;
 
     /// `value` is at least 1.
+    #[inline(never)]
     pub(crate) fn new(value: u32) -> Self {
         if value <= 1 {
             return Self { value, multiplier: 0, shift: 0 };

@@ -287,6 +287,7 @@ impl Context {
     /// Stores the code of an error that lost the context. The first one is kept: it is the nearest
     /// to the cause.
     #[cold]
+    #[inline(never)]
     fn note_lost(&self, error: &CudaError) {
         if let CudaError::ContextLost { code, .. } = error {
             let _ =

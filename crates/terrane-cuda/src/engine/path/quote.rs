@@ -132,6 +132,7 @@ impl DeviceEngine {
     /// # Errors
     ///
     /// The reason why they do not.
+    #[cold]
     fn check_sums(&self, plan: &TransferPlan, direction: Direction) -> Result<(), Declined> {
         let kernels = self.shared.kernels.as_ref().ok_or(Declined::ChecksumKernels)?;
         shape_of(plan, summed_side(direction)).ok_or(Declined::ChecksumLayout)?;
