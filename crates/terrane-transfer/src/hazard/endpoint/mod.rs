@@ -240,6 +240,7 @@ impl Endpoint {
 
     /// The token numbers that hazards record for some tokens. If these include the last token of a
     /// block, all higher numbers are added, so that writing every token completes the block.
+    #[cold]
     pub(crate) fn numbers_of_tokens(&self, tokens: Range<u32>) -> Range<u32> {
         let sections = self.0.layout.geometry().sections().iter();
         let has_last = sections.clone().all(|section| section.shape().tokens <= tokens.end);

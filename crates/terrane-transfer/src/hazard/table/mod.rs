@@ -187,7 +187,7 @@ impl LockedHazards<'_> {
 
     /// Fails if a failed transfer may have written some of the wanted blocks in part.
     pub(crate) fn check_complete(&self, wanted: &BlockUse<'_>) -> Result<(), TransferError> {
-        self.claims.check_complete(wanted)
+        if self.claims.incomplete.is_empty() { Ok(()) } else { self.claims.check_complete(wanted) }
     }
 
     /// Whether no claim, not even that of an orphaned transfer, has any of the blocks.
@@ -244,10 +244,8 @@ impl LockedHazards<'_> {
 const MOST_CONFLICTS: usize = 1_000;
 
 impl TableState {
+    #[cold]
     fn check_complete(&self, wanted: &BlockUse<'_>) -> Result<(), TransferError> {
-        if self.incomplete.is_empty() {
-            return Ok(());
-        }
         let blocks = self.incomplete.among(wanted.blocks, wanted.group, &wanted.area);
         if blocks.is_empty() { Ok(()) } else { Err(TransferError::Incomplete { blocks }) }
     }
