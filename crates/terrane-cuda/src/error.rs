@@ -361,16 +361,22 @@ impl CudaError {
 /// # Errors
 ///
 /// The error of the code, unless it is zero.
-pub(crate) const fn check(operation: &'static str, code: u32) -> Result<(), CudaError> {
-    let code = DriverCode::new(code);
-    if code.get() == DriverCode::SUCCESS.get() {
-        Ok(())
-    } else if code.get() == DriverCode::NO_DEVICE.get() {
-        Err(CudaError::NoDevice)
+#[inline]
+pub(crate) fn check(operation: &'static str, code: u32) -> Result<(), CudaError> {
+    match DriverCode::new(code) {
+        DriverCode::SUCCESS => Ok(()),
+        code => Err(error_of(operation, code)),
+    }
+}
+
+#[cold]
+fn error_of(operation: &'static str, code: DriverCode) -> CudaError {
+    if code == DriverCode::NO_DEVICE {
+        CudaError::NoDevice
     } else if code.loses_context() {
-        Err(CudaError::ContextLost { operation, code })
+        CudaError::ContextLost { operation, code }
     } else {
-        Err(CudaError::Driver { operation, code })
+        CudaError::Driver { operation, code }
     }
 }
 

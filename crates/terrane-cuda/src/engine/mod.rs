@@ -269,7 +269,7 @@ impl DeviceEngine {
 }
 
 // SAFETY: the work submitted for a job copies the bytes of its plan's runs and of the engine's own
-// buffers. `JobResources::finish` finishes the job. It runs after an event behind the last of that work
+// buffers. `Submission::finish` finishes the job. It runs after an event behind the last of that work
 // has completed, or after the job's streams have been waited for.
 unsafe impl CopyEngine for DeviceEngine {
     fn name(&self) -> &'static str {

@@ -143,21 +143,24 @@ impl Kernels {
         let schedule = GridSchedule::of(grid, width)?;
         self.check_launch(stream, thread_blocks)?;
         let Some(schedule) = schedule else { return Ok(()) };
-        let grid_parameter = ptr::from_ref(grid).cast_mut().cast();
-        if let Some(schedule) = TransposeSchedule::of(grid, width) {
-            let mut parameters = [grid_parameter, ptr::from_ref(&schedule).cast_mut().cast()];
-            let function = pick(&self.0.transposed_copies, width);
-            // SAFETY: the function takes a `GridLaunch` and a `TransposeSchedule`. The caller
-            // guarantees that the copy they describe is allowed, and each cell is one word.
-            return unsafe {
-                self.launch(stream, function, schedule.blocks(thread_blocks), &mut parameters)
-            };
-        }
-        let mut parameters = [grid_parameter, ptr::from_ref(&schedule).cast_mut().cast()];
-        let function = pick(&self.0.grid_copies, width);
-        // SAFETY: the function takes a `GridLaunch` and a `GridSchedule`. The caller guarantees that
-        // the copy they describe is allowed, and the width divides it.
-        unsafe { self.launch(stream, function, schedule.blocks(thread_blocks), &mut parameters) }
+        let transposed = TransposeSchedule::of(grid, width);
+        let (functions, blocks, schedule): (_, _, *mut c_void) = match &transposed {
+            Some(transposed) => (
+                &self.0.transposed_copies,
+                transposed.blocks(thread_blocks),
+                ptr::from_ref(transposed).cast_mut().cast(),
+            ),
+            None => (
+                &self.0.grid_copies,
+                schedule.blocks(thread_blocks),
+                ptr::from_ref(&schedule).cast_mut().cast(),
+            ),
+        };
+        let mut parameters = [ptr::from_ref(grid).cast_mut().cast(), schedule];
+        // SAFETY: the function takes a `GridLaunch` and this schedule. The caller guarantees that the
+        // copy they describe is allowed. The width divides it, and each cell of a transposition is
+        // one word.
+        unsafe { self.launch(stream, pick(functions, width), blocks, &mut parameters) }
     }
 
     /// The driver's figures for each kernel. Loads the checksum kernels, if they are not loaded.

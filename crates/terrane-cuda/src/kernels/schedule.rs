@@ -141,8 +141,9 @@ impl GridSchedule {
 
 /// Whether at least four fifths of these words' tiles are filled.
 fn fills_tiles(words: u64) -> bool {
-    let cut = u128::from(words.div_ceil(TILE_WORDS.into())) * u128::from(TILE_WORDS);
-    cut * 4 <= u128::from(words) * 5
+    let tile = u64::from(TILE_WORDS);
+    let idle = (tile - words % tile) % tile;
+    idle * 4 <= words
 }
 
 fn check_inline_blocks(grid: &GridLaunch, end: &LaunchEnd) -> Result<(), CudaError> {
@@ -160,6 +161,7 @@ impl Divisor {
     pub(crate) const MAX: u32 = (1 << 31) - 1;
 
     /// `value` is at least 1.
+    #[inline(never)]
     pub(crate) fn new(value: u32) -> Self {
         if value <= 1 {
             return Self { value, multiplier: 0, shift: 0 };

@@ -77,6 +77,7 @@ impl TransposeSchedule {
 }
 
 /// Whether tiles copy a grid whose addresses permit words as long as its cells.
+#[inline(never)]
 pub(crate) fn copies_by_tiles(grid: &CopyGrid) -> bool {
     let bytes = grid.bytes.get();
     let (source, destination) = (&grid.source, &grid.destination);

@@ -55,21 +55,18 @@ impl GridLaunch {
     /// copy itself; tables and lists are not read.
     #[must_use]
     pub fn width(&self) -> CopyWidth {
-        let numbers = |end: &LaunchEnd| {
+        let bits = |end: &LaunchEnd| {
             let only_block_zero = end.block_ids == BlockIds::Identity && self.pairs <= 1;
-            let stride = |is_used: bool, stride: u64| if is_used { stride } else { 0 };
-            [
-                end.base,
-                if end.bases == 0 { 0 } else { end.bases_bits },
-                stride(!only_block_zero, end.block_stride),
-                stride(self.layers > 1, end.layer_stride),
-                stride(self.outers > 1, end.outer_stride),
-                stride(self.rows > 1, end.row_stride),
-                stride(self.columns > 1, end.column_stride),
-            ]
+            let used = |is_used: bool, bits: u64| if is_used { bits } else { 0 };
+            end.base
+                | used(end.bases != 0, end.bases_bits)
+                | used(!only_block_zero, end.block_stride)
+                | used(self.layers > 1, end.layer_stride)
+                | used(self.outers > 1, end.outer_stride)
+                | used(self.rows > 1, end.row_stride)
+                | used(self.columns > 1, end.column_stride)
         };
-        let (source, destination) = (numbers(&self.source), numbers(&self.destination));
-        CopyWidth::of(source.into_iter().chain(destination).chain([self.bytes]))
+        CopyWidth::of([self.bytes | bits(&self.source) | bits(&self.destination)])
     }
 }
 

@@ -1,5 +1,6 @@
 //! A device's primary context, bound for each call.
 
+use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
@@ -271,18 +272,27 @@ impl Context {
     }
 
     /// Runs `call` with this context current and in the relaxed capture mode. Then it restores the
-    /// previous current context and mode.
+    /// previous current context and mode. A call within another one of this context only runs `call`.
     pub(crate) fn bound<T>(
         &self,
         call: impl FnOnce(&'static Functions) -> Result<T, CudaError>,
     ) -> Result<T, CudaError> {
         let result = self.0.bound(call);
-        if let Err(CudaError::ContextLost { code, .. }) = &result {
-            // The first error is returned: it is the nearest to the cause.
+        if let Err(error) = &result {
+            self.note_lost(error);
+        }
+        result
+    }
+
+    /// Stores the code of an error that lost the context. The first one is kept: it is the nearest
+    /// to the cause.
+    #[cold]
+    #[inline(never)]
+    fn note_lost(&self, error: &CudaError) {
+        if let CudaError::ContextLost { code, .. } = error {
             let _ =
                 self.0.lost.compare_exchange(0, code.get(), Ordering::Relaxed, Ordering::Relaxed);
         }
-        result
     }
 
     /// Like [`bound`](Self::bound), for the calls of a drop.
@@ -368,19 +378,26 @@ impl Shared {
         &self,
         call: impl FnOnce(&'static Functions) -> Result<T, CudaError>,
     ) -> Result<T, CudaError> {
+        let _binding = if BOUND.get() == self.raw { None } else { Some(self.bind()?) };
+        call(self.driver.functions())
+    }
+
+    /// Makes the context current, until the value drops.
+    #[inline(never)]
+    fn bind(&self) -> Result<Binding<'_>, CudaError> {
         self.driver.check_process()?;
         let functions = self.driver.functions();
-        let _relaxed = RelaxedCaptureMode::new(self.driver);
+        let relaxed = RelaxedCaptureMode::new(self.driver);
         let mut current = ptr::null_mut();
         // SAFETY: the function writes one handle.
         unsafe { functions.cuCtxGetCurrent(&raw mut current) }?;
-        if current == self.raw {
-            return call(functions);
+        let is_pushed = current != self.raw;
+        if is_pushed {
+            // SAFETY: the context is retained for as long as this value lives.
+            unsafe { functions.cuCtxPushCurrent_v2(self.raw) }?;
         }
-        // SAFETY: the context is retained for as long as this value lives.
-        unsafe { functions.cuCtxPushCurrent_v2(self.raw) }?;
-        let _pushed = Pushed { functions, failed_drops: &self.failed_drops };
-        call(functions)
+        let outer = BOUND.replace(self.raw);
+        Ok(Binding { context: self, is_pushed, outer, _relaxed: relaxed })
     }
 }
 
@@ -424,20 +441,35 @@ fn note_failed_drop(shared: &Shared, error: &CudaError) {
     tracing::warn!(device = %shared.device.id, %error, "a driver call of a drop failed");
 }
 
-/// A context pushed on this thread's stack, and popped when this value drops.
-struct Pushed<'a> {
-    functions: &'static Functions,
-    failed_drops: &'a AtomicU64,
+thread_local! {
+    /// The context that this thread has bound, or null.
+    static BOUND: Cell<CUcontext> = const { Cell::new(ptr::null_mut()) };
 }
 
-impl Drop for Pushed<'_> {
+/// A context that is current on this thread, and in the relaxed capture mode, until this value
+/// drops.
+struct Binding<'a> {
+    context: &'a Shared,
+    /// Whether the context was pushed on the thread's stack.
+    is_pushed: bool,
+    /// The context that was bound before, or null.
+    outer: CUcontext,
+    _relaxed: RelaxedCaptureMode,
+}
+
+impl Drop for Binding<'_> {
+    #[inline(never)]
     fn drop(&mut self) {
+        BOUND.set(self.outer);
+        if !self.is_pushed {
+            return;
+        }
         let mut popped = ptr::null_mut();
         // SAFETY: the function writes one handle. Pushes and pops are balanced, so the popped
         // context is the pushed one.
-        if unsafe { self.functions.cuCtxPopCurrent_v2(&raw mut popped) }.is_err() {
+        if unsafe { self.context.driver.functions().cuCtxPopCurrent_v2(&raw mut popped) }.is_err() {
             // The failure is only counted: callers have locks under which no foreign code may run.
-            self.failed_drops.fetch_add(1, Ordering::Relaxed);
+            self.context.failed_drops.fetch_add(1, Ordering::Relaxed);
         }
     }
 }

@@ -27,7 +27,8 @@ use crate::explain::Explanation;
 use crate::hazard::conflict::Access;
 use crate::hazard::deferred::submit_after;
 use crate::hazard::endpoint::Endpoint;
-use crate::hazard::table::{ALL_TOKENS, BlockUse, incomplete};
+use crate::hazard::table::incomplete::Area;
+use crate::hazard::table::{ALL_TOKENS, BlockUse, no_conflicts};
 use crate::hazard::ticket::Ticket;
 use crate::metrics::TransferMetrics;
 use crate::metrics::snapshot::TransferSnapshot;
@@ -325,11 +326,13 @@ fn claim(
         access,
         blocks: plan.blocks(side),
         group: plan.end(side).group(),
-        layers: plan.layers(),
-        heads: plan.heads(side),
-        tokens: plan
-            .tokens(side)
-            .map_or(ALL_TOKENS, |tokens| plan.end(side).numbers_of_tokens(tokens)),
+        area: Area {
+            layers: plan.layers(),
+            heads: plan.heads(side),
+            tokens: plan
+                .tokens(side)
+                .map_or(ALL_TOKENS, |tokens| plan.end(side).numbers_of_tokens(tokens)),
+        },
     };
     let [read, write] =
         [(Side::Source, Access::Read), (Side::Destination, Access::Write)].map(used);
@@ -340,16 +343,23 @@ fn claim(
 
     let (mut source, mut destination) =
         Endpoint::lock_both(&transfer.source, &transfer.destination);
-    let mut conflicts = source.conflicts(&read, &precedes);
-    conflicts.extend(destination.as_mut().unwrap_or(&mut source).conflicts(&write, &precedes));
-    if !conflicts.is_empty() {
-        return Err(TransferError::Conflict { conflicts });
+    let mut checked = Ok(());
+    let reads_freely = source.count(&read);
+    if !(destination.as_mut().unwrap_or(&mut source).count(&write) && reads_freely) {
+        let mut conflicts = source.conflicts(&read, &precedes);
+        conflicts.extend(destination.as_mut().unwrap_or(&mut source).conflicts(&write, &precedes));
+        checked = no_conflicts(conflicts);
     }
     // A transfer with predecessors checks this when they have ended, because they may write the
     // incomplete parts.
     if transfer.after.is_empty() && !transfer.allow_incomplete {
-        incomplete(source.incomplete(&read))?;
+        checked = checked.and_then(|()| source.check_complete(&read));
     }
+    if checked.is_err() {
+        source.uncount(&read);
+        destination.as_mut().unwrap_or(&mut source).uncount(&write);
+    }
+    checked?;
     let ticket = Ticket::new(tickets().cloned());
     let reading = source.claim(&ticket, &read);
     let writing = destination.as_mut().unwrap_or(&mut source).claim(&ticket, &write);

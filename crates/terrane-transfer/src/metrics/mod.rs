@@ -31,13 +31,13 @@ pub(crate) struct PathMetrics {
     counters: ShardedCounters,
 }
 
-/// The fields by which paths differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PathKey {
-    engine: &'static str,
-    path: &'static str,
-    source: &'static str,
-    destination: &'static str,
+/// The names by which paths differ: the engine, the path, the source and the destination.
+type PathKey = [&'static str; 4];
+
+/// Whether two keys are equal. Names are nearly always the same constants, so their addresses are
+/// compared first.
+fn same(one: &PathKey, other: &PathKey) -> bool {
+    one.iter().zip(other).all(|(one, other)| std::ptr::eq(*one, *other) || one == other)
 }
 
 // The counters of a path. Those of every transfer are in one cache line.
@@ -67,14 +67,14 @@ impl TransferMetrics {
 
     /// Returns the counters for a transfer with this explanation.
     pub(crate) fn path_of(&self, explanation: &Explanation) -> Option<Arc<PathMetrics>> {
-        let key = PathKey {
-            engine: explanation.engine,
-            path: explanation.decision.get().label(),
-            source: kind_name(explanation.source),
-            destination: kind_name(explanation.destination),
-        };
+        let key = [
+            explanation.engine,
+            explanation.decision.get().label(),
+            kind_name(explanation.source),
+            kind_name(explanation.destination),
+        ];
         let mut known = self.paths.iter().map_while(OnceLock::get);
-        match known.find(|path| path.key == key) {
+        match known.find(|path| same(&path.key, &key)) {
             Some(path) => Some(Arc::clone(path)),
             None => self.add_path(key),
         }
@@ -95,6 +95,7 @@ impl TransferMetrics {
     }
 
     /// Counts a transfer that was refused at its submission.
+    #[cold]
     pub(crate) fn refused(&self) {
         self.refused.add(0, 1);
     }
@@ -135,7 +136,7 @@ impl PathMetrics {
     }
 
     fn snapshot(self: &Arc<Self>) -> PathSnapshot {
-        let PathKey { engine, path, source, destination } = self.key;
+        let [engine, path, source, destination] = self.key;
         let count = |cell| self.counters.get(cell);
         PathSnapshot {
             engine,

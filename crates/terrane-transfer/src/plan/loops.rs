@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use terrane_core::ByteCount;
 
 use super::grid::Grids;
-use super::nest::{self, LayerGroup};
+use super::nest::{self, LayerGroup, LoopNest};
 use super::shape::{self, Selection, SharedSection};
 use crate::engine::endpoint_cache::EndpointCache;
 use crate::error::TransferError;
@@ -25,6 +25,12 @@ pub(crate) struct BlockLoops {
     pub(crate) pieces: u64,
     /// The copied bytes of a block.
     pub(crate) bytes: ByteCount,
+    /// The runs of a segment, unless sections are joined.
+    pub(super) runs: u64,
+    /// Whether blocks that are adjacent at both ends are one run.
+    pub(super) joins_blocks: bool,
+    /// Whether the two ends are different endpoints that have some of the same bytes.
+    pub(super) ends_overlap: bool,
     /// The grids, once they are requested.
     pub(super) grids: OnceLock<Option<Grids>>,
 }
@@ -49,8 +55,19 @@ impl BlockLoops {
         let breaks_pieces =
             groups.iter().flat_map(|group| &group.nests).any(|nest| !nest.inner.is_empty())
                 || is_partial(&selection, &sections);
-        let grids = OnceLock::new();
-        Ok(Self { selection, groups, by_block, breaks_pieces, pieces, bytes, grids })
+        let (source, destination) = (&transfer.source, &transfer.destination);
+        Ok(Self {
+            runs: nest::per_segment(&groups, LoopNest::inner_count),
+            joins_blocks: groups.iter().flat_map(|group| &group.nests).all(LoopNest::joins_blocks),
+            ends_overlap: !source.is(destination) && source.overlaps(destination),
+            selection,
+            groups,
+            by_block,
+            breaks_pieces,
+            pieces,
+            bytes,
+            grids: OnceLock::new(),
+        })
     }
 }
 
@@ -68,12 +85,9 @@ fn is_partial(selection: &Selection, sections: &[SharedSection<'_>]) -> bool {
 /// The loops of whole blocks between pairs of endpoints.
 #[derive(Debug, Default)]
 pub(super) struct LoopsCache {
-    by_block: LoopsOfEnds,
-    by_layer: LoopsOfEnds,
+    by_block: EndpointCache<Arc<BlockLoops>, 2>,
+    by_layer: EndpointCache<Arc<BlockLoops>, 2>,
 }
-
-/// Loops by source, then by destination.
-type LoopsOfEnds = EndpointCache<Arc<EndpointCache<Arc<BlockLoops>>>>;
 
 impl LoopsCache {
     /// Returns the loops of a transfer. Transfers of some layers, heads or tokens are not cached.
@@ -83,13 +97,13 @@ impl LoopsCache {
             return BlockLoops::of(transfer).map(Arc::new);
         }
         let known = if options.layer_by_layer { &self.by_layer } else { &self.by_block };
-        let of_source = known.get(source);
-        let of_source = of_source.unwrap_or_else(|| known.insert(source, Arc::default()));
-        if let Some(loops) = of_source.get(destination) {
-            return Ok(loops);
+        match known.get_together([source, destination]) {
+            Some(loops) => Ok(loops),
+            None => {
+                let loops = Arc::new(BlockLoops::of(transfer)?);
+                Ok(known.insert_together([source, destination], loops))
+            }
         }
-        let loops = Arc::new(BlockLoops::of(transfer)?);
-        Ok(of_source.insert(destination, loops))
     }
 }
 

@@ -55,6 +55,7 @@ struct Buffers {
     sources: Vec<u32>,
     destinations: Vec<u32>,
     sorter: PairSorter,
+    /// Empty if no blocks can be joined: each pair is then one segment.
     segments: Vec<Segment>,
     runs: Vec<CopyRun>,
 }
@@ -152,6 +153,25 @@ impl TransferPlan {
     /// The copies for each pair of blocks, or for all of them if sections are joined.
     fn groups(&self) -> &[LayerGroup] {
         self.joined_groups.as_deref().unwrap_or(&self.loops.groups)
+    }
+
+    fn segment_count(&self) -> usize {
+        let Buffers { destinations, segments, .. } = &self.buffers;
+        if self.loops.joins_blocks { segments.len() } else { destinations.len() }
+    }
+
+    /// A segment by its number.
+    fn segment(&self, number: usize) -> Option<Segment> {
+        if self.loops.joins_blocks {
+            return self.buffers.segments.get(number).copied();
+        }
+        let (sources, destinations) = (self.source_blocks(), self.destination_blocks());
+        let (&source, &destination) = sources.get(number).zip(destinations.get(number))?;
+        Some(Segment { source, destination, blocks: 1, pair: u32::try_from(number).ok()? })
+    }
+
+    fn segments(&self) -> impl Iterator<Item = Segment> + '_ {
+        (0..self.segment_count()).map_while(|number| self.segment(number))
     }
 
     /// The source blocks. The n-th is copied to the n-th of

@@ -367,6 +367,16 @@ impl LoopNest {
         }
     }
 
+    /// Whether adjacent blocks are one run: a run is a whole block, and begins where the previous one
+    /// ends.
+    pub(super) fn joins_blocks(&self) -> bool {
+        self.inner.is_empty()
+            && self.block.as_ref().into_iter().all(|steps| {
+                steps.outer().count == 1
+                    && (steps.inner().stride == self.unit || steps.count() == 1)
+            })
+    }
+
     /// The number of times that a run covers the blocks of its segment.
     pub(crate) fn passes(&self) -> u64 {
         self.joined_loop.map_or(1, |level| level.count)
@@ -396,6 +406,16 @@ impl LoopNest {
     pub(crate) fn for_each_inner(&self, each: &mut impl FnMut(&Distance)) {
         visit(&self.inner, Distance::ZERO, each);
     }
+}
+
+/// The sum of `weight` over the tiles of every nest, for each segment.
+pub(super) fn per_segment(groups: &[LayerGroup], weight: impl Fn(&LoopNest) -> u64) -> u64 {
+    groups.iter().map(|group| group.steps * per_step(group, &weight)).sum()
+}
+
+/// The sum of `weight` over the tiles of one iteration over layers, for each segment.
+pub(super) fn per_step(group: &LayerGroup, weight: &impl Fn(&LoopNest) -> u64) -> u64 {
+    group.nests.iter().map(|nest| nest.sections() * weight(nest)).sum()
 }
 
 /// The distance of an iteration of nested loops, by its number. The first level is the innermost.

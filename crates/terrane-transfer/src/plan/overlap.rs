@@ -22,6 +22,7 @@ pub(crate) fn check_within_layout(plan: &TransferPlan) -> Result<(), TransferErr
 
 /// Checks a transfer between two layouts that share memory, by a sweep over all runs of both ends
 /// in address order.
+#[cold]
 pub(crate) fn check_between_layouts(plan: &TransferPlan) -> Result<(), TransferError> {
     let mut spans: Vec<RunSpan> = Vec::with_capacity(2 * plan.runs().len());
     for (index, run) in plan.runs().iter().enumerate() {

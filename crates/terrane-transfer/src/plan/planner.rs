@@ -7,7 +7,7 @@ use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, OwnerProcess};
 
 use super::loops::LoopsCache;
-use super::nest::{LoopAxis, LoopNest};
+use super::nest::{LoopAxis, LoopNest, per_segment};
 use super::{Buffers, Segment, TransferPlan, overlap};
 use crate::error::TransferError;
 use crate::hazard::endpoint::Endpoint;
@@ -77,15 +77,19 @@ impl Planner {
         };
         sort_pairs(transfer, &mut plan.buffers)?;
         let blocks = to_u64(plan.buffers.destinations.len());
-        let pieces = ("pieces a block", plan.loops.pieces);
-        plan.pieces = ByteCount::product(&[("blocks", blocks), pieces])?.get();
         plan.bytes = plan.loops.bytes.checked_mul("blocks", blocks)?;
+        // Each piece has at least one byte.
+        plan.pieces = plan.loops.pieces * blocks;
         if source.is(destination) {
             overlap::check_within_layout(&plan)?;
         }
-        make_segments(&mut plan);
-        plan.run_count = plan.count(LoopNest::inner_count);
-        if !source.is(destination) && source.overlaps(destination) {
+        if plan.loops.joins_blocks {
+            make_segments(&mut plan);
+        }
+        let joined = plan.joined_groups.as_deref();
+        let runs = joined.map(|groups| per_segment(groups, LoopNest::inner_count));
+        plan.run_count = runs.unwrap_or(plan.loops.runs) * to_u64(plan.segment_count());
+        if plan.loops.ends_overlap {
             overlap::check_between_layouts(&plan)?;
         }
         Ok(plan)
@@ -122,20 +126,9 @@ fn sort_pairs(transfer: &Transfer, buffers: &mut Buffers) -> Result<(), Transfer
     }
 }
 
-/// Lists the pairs of blocks, joined if the next block's bytes are adjacent at both ends.
+/// Lists the segments of blocks that can be joined. Otherwise each pair is one segment.
 fn make_segments(plan: &mut TransferPlan) {
-    let join = touches(plan);
     let Buffers { sources, destinations, segments, .. } = &mut plan.buffers;
-    if !join {
-        let pairs = (0_u32..).zip(sources.iter().zip(destinations.iter()));
-        segments.extend(pairs.map(|(pair, (&source, &destination))| Segment {
-            source,
-            destination,
-            blocks: 1,
-            pair,
-        }));
-        return;
-    }
     let mut pairs = (0_u32..).zip(sources.iter().copied().zip(destinations.iter().copied()));
     let Some((pair, (source, destination))) = pairs.next() else { return };
     // A segment is added to the list only when complete: changing an entry just after its store
@@ -155,19 +148,6 @@ fn make_segments(plan: &mut TransferPlan) {
     if segments.len() == 1 {
         join_sections(plan);
     }
-}
-
-/// Whether every nest is one run for each block, adjacent to the run of the next block at both
-/// ends.
-fn touches(plan: &TransferPlan) -> bool {
-    let mut nests = plan.groups().iter().flat_map(|group| &group.nests);
-    nests.all(|nest| {
-        nest.inner.is_empty()
-            && nest.block.as_ref().into_iter().all(|steps| {
-                steps.outer().count == 1
-                    && (steps.inner().stride == nest.unit || steps.count() == 1)
-            })
-    })
 }
 
 /// Joins adjacent sections once all their blocks are one segment.

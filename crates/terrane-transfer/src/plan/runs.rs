@@ -9,7 +9,7 @@ use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::{Alignment, ByteCount};
 use terrane_layout::AxisSteps;
 
-use super::nest::{LayerGroup, LoopAxis, LoopNest};
+use super::nest::{LayerGroup, LoopAxis, LoopNest, per_segment, per_step};
 use super::run::{CopyRun, Distance};
 use super::{Segment, TransferPlan};
 use crate::side::{Ends, Side};
@@ -91,27 +91,20 @@ impl TransferPlan {
     }
 
     /// The blocks of a run, and the bytes of each of its pieces.
-    fn pieces_of(&self, run: usize) -> Option<(&Segment, u64)> {
+    fn pieces_of(&self, run: usize) -> Option<(Segment, u64)> {
         let (tile, _) = self.find(to_u64(run), LoopNest::inner_count)?;
-        let segment = self.buffers.segments.get(tile.segment)?;
+        let segment = self.segment(tile.segment)?;
         let pieces = u64::from(segment.blocks) * tile.nest.passes();
         let of_each = tile.first.bytes.checked_div(pieces).unwrap_or(0).max(1);
         Some((segment, of_each))
     }
 
-    /// The sum of `weight` over the tiles of every nest.
-    pub(super) fn count(&self, weight: impl Fn(&LoopNest) -> u64) -> u64 {
-        let of_group = |group: &LayerGroup| group.steps * per_step(group, &weight);
-        let per_segment: u64 = self.groups().iter().map(of_group).sum();
-        per_segment * to_u64(self.buffers.segments.len())
-    }
-
     /// The tile with item `index`, and the item's number within the tile. Each tile has `weight`
     /// items.
     fn find(&self, index: u64, weight: impl Fn(&LoopNest) -> u64) -> Option<(Tile<'_>, u64)> {
-        let segments = to_u64(self.buffers.segments.len());
+        let segments = to_u64(self.segment_count());
         let of_group = |group: &LayerGroup| group.steps * per_step(group, &weight);
-        let all: u64 = self.groups().iter().map(of_group).sum();
+        let all = per_segment(self.groups(), &weight);
         let (block, mut rest, repeat) = if self.loops.by_block {
             (index.checked_div(all)?, index % all, 1)
         } else {
@@ -139,9 +132,8 @@ impl TransferPlan {
                     (outer / segments, outer % segments)
                 };
                 let segment = to_usize(segment);
-                let place = self.buffers.segments.get(segment)?;
                 let tile = Tile {
-                    first: tile_run(nest, step, section, place),
+                    first: tile_run(nest, step, section, &self.segment(segment)?),
                     nest,
                     layer: self.layer_of(group, step),
                     segment,
@@ -166,7 +158,8 @@ impl TransferPlan {
     pub(super) fn make_runs(&self, runs: &mut Vec<CopyRun>) {
         runs.reserve(to_usize(self.run_count));
         if self.loops.breaks_pieces {
-            let tiles = (0..self.count(|_| 1)).filter_map(|index| self.tile(index));
+            let tiles = per_segment(self.groups(), |_| 1) * to_u64(self.segment_count());
+            let tiles = (0..tiles).filter_map(|index| self.tile(index));
             tiles.for_each(|tile| tile.for_each(&mut |run| runs.push(*run)));
         } else if self.loops.by_block {
             self.block_by_block(runs);
@@ -176,7 +169,7 @@ impl TransferPlan {
     }
 
     fn block_by_block(&self, runs: &mut Vec<CopyRun>) {
-        let add_segment = |runs: &mut Vec<CopyRun>, segment| {
+        let add_segment = |runs: &mut Vec<CopyRun>, segment: &Segment| {
             for group in self.groups() {
                 for step in 0..group.steps {
                     for nest in &group.nests {
@@ -186,16 +179,17 @@ impl TransferPlan {
                 }
             }
         };
-        let Some((first, others)) = self.buffers.segments.split_first() else { return };
-        add_segment(runs, first);
+        let mut segments = self.segments();
+        let Some(first) = segments.next() else { return };
+        add_segment(runs, &first);
         // All other segments have the same runs, moved by the distance of their blocks.
         let of_segment = runs.len();
         let Some(steps) = self.linear_blocks() else {
             // Blocks at uneven distances.
-            return others.iter().for_each(|segment| add_segment(runs, segment));
+            return segments.for_each(|segment| add_segment(runs, &segment));
         };
         let strides = steps.map(|steps| steps.inner().stride);
-        for segment in others {
+        for segment in segments {
             let from = distance(first.source, segment.source, strides.source);
             let to = distance(first.destination, segment.destination, strides.destination);
             let begin = runs.len();
@@ -227,8 +221,8 @@ impl TransferPlan {
             let add_step = |runs: &mut Vec<CopyRun>, step| {
                 for nest in &group.nests {
                     for section in 0..nest.sections() {
-                        let segments = self.buffers.segments.iter();
-                        runs.extend(segments.map(|segment| tile_run(nest, step, section, segment)));
+                        let run = |segment| tile_run(nest, step, section, &segment);
+                        runs.extend(self.segments().map(run));
                     }
                 }
             };
@@ -355,11 +349,6 @@ fn join_adjacent(nests: &mut Vec<NestAtEnd>) {
             }
         }
     }
-}
-
-/// The sum of `weight` over the tiles of one iteration over layers, for each segment.
-fn per_step(group: &LayerGroup, weight: &impl Fn(&LoopNest) -> u64) -> u64 {
-    group.nests.iter().map(|nest| nest.sections() * weight(nest)).sum()
 }
 
 /// The first run of a tile, for the blocks of a segment.

@@ -9,11 +9,11 @@ use terrane_core::sync::{lock, unpoisoned};
 use terrane_transfer::{CopyFailure, CopyJob};
 
 use crate::engine::complete::failed_job::FailedJob;
-use crate::engine::complete::in_flight::InFlight;
-use crate::engine::complete::job_resources::JobResources;
+use crate::engine::complete::in_flight::{DueTime, InFlight};
 use crate::engine::complete::orphans::Orphans;
 use crate::engine::resources::block_lists::ListPool;
 use crate::engine::submit::queued_job::WaitingJob;
+use crate::engine::submit::submission::Submission;
 
 /// A task of a completion thread.
 pub(crate) enum Task {
@@ -24,12 +24,24 @@ pub(crate) enum Task {
     /// Waits for the submitted work of a failed job, and finishes the job.
     Failed(FailedJob),
     /// Finishes a job that had nothing to submit.
-    NotSubmitted(Box<JobResources>),
+    NotSubmitted(Box<Submission>),
     /// Waits until a job may begin, and enqueues it.
     Waiting(Box<WaitingJob>),
 }
 
 impl Task {
+    /// The end of a job whose chunks are all submitted. Threads that wait for the job poll it from
+    /// here on.
+    pub(crate) fn of_submitted(submission: Box<Submission>, due: Option<DueTime>) -> Self {
+        match submission.into_in_flight(due) {
+            Ok(in_flight) => {
+                in_flight.invite();
+                Self::InFlight(in_flight)
+            }
+            Err(submission) => Self::NotSubmitted(submission),
+        }
+    }
+
     /// Runs the task until it is done, however long that takes.
     fn run_to_end(self, orphans: &Orphans) {
         match self {
@@ -40,7 +52,7 @@ impl Task {
             }
             Self::Finish(job, result) => job.finish(result),
             Self::Failed(failed) => failed.run_to_end(orphans),
-            Self::NotSubmitted(resources) => resources.finish(Ok(())),
+            Self::NotSubmitted(submission) => submission.finish(Ok(())),
             Self::Waiting(waiting) => match waiting.order_event.wait() {
                 Ok(()) => waiting.enqueue(),
                 Err(error) => waiting.cancel(error),

@@ -2,35 +2,35 @@
 
 use terrane_transfer::CopyFailure;
 
-use crate::engine::complete::job_resources::JobResources;
 use crate::engine::complete::orphans::Orphans;
 use crate::engine::resources::job_streams::{Backoff, StreamState, UnansweredQueries};
+use crate::engine::submit::submission::Submission;
 use crate::error::CudaError;
 
 /// A failed job that may still have work on the device.
 pub(crate) struct FailedJob {
-    resources: Box<JobResources>,
+    submission: Box<Submission>,
     failure: CopyFailure,
     unanswered: UnansweredQueries,
 }
 
 impl FailedJob {
-    pub(crate) fn new(resources: Box<JobResources>, failure: CopyFailure) -> Self {
-        Self { resources, failure, unanswered: UnansweredQueries::default() }
+    pub(crate) fn new(submission: Box<Submission>, failure: CopyFailure) -> Self {
+        Self { submission, failure, unanswered: UnansweredQueries::default() }
     }
 
     /// Finishes the job if none of its work is on the device, and returns it otherwise. After some
     /// seconds without an answer, the job ends all the same, and the resources that the device may
     /// use are kept.
     pub(crate) fn check(mut self, orphans: &Orphans) -> Option<Self> {
-        match self.resources.streams.state() {
+        match self.submission.state() {
             StreamState::Idle => {
-                self.resources.finish(Err(self.failure));
+                self.submission.finish(Err(self.failure));
                 None
             }
             StreamState::Busy => Some(Self { unanswered: UnansweredQueries::default(), ..self }),
             StreamState::Unknown(error) if self.unanswered.last_too_long() => {
-                self.resources.orphan(self.failure, orphans);
+                self.submission.orphan(self.failure, orphans);
                 // A subscriber may panic, so the resources are kept before.
                 tracing::error!(%error, "the driver does not say whether a transfer still runs");
                 None
@@ -50,6 +50,7 @@ impl FailedJob {
     }
 }
 
+#[cold]
 pub(crate) fn engine_failure(error: CudaError) -> CopyFailure {
     CopyFailure::Engine { source: Box::new(error) }
 }

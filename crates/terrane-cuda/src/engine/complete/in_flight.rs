@@ -10,7 +10,7 @@ use terrane_transfer::{LayerSignals, WaiterProgress};
 
 use crate::driver::capture::RelaxedCaptureMode;
 use crate::engine::complete::failed_job::{FailedJob, engine_failure};
-use crate::engine::complete::job_resources::JobResources;
+use crate::engine::submit::submission::Submission;
 use crate::error::CudaError;
 use crate::runtime::event::{Event, Timing};
 
@@ -25,7 +25,7 @@ pub(crate) struct InFlight {
     /// The predicted end, if it is known.
     due: Option<DueTime>,
     /// The thread that ends the job takes it out. No foreign code runs while it is locked.
-    resources: Mutex<Option<JobResources>>,
+    submission: Mutex<Option<Box<Submission>>>,
     /// The receiver of arrived layers. Reporting runs foreign code, which may wait for this same
     /// job.
     signals: Option<LayerSignals>,
@@ -38,18 +38,18 @@ pub(crate) struct InFlight {
 
 impl InFlight {
     pub(crate) fn new(
-        resources: JobResources,
+        submission: Box<Submission>,
         end: Event,
         before_end: Option<Event>,
         layers: Vec<(Range<u32>, Event)>,
         due: Option<DueTime>,
     ) -> Arc<Self> {
-        let signals = resources.job.layers().cloned();
+        let signals = submission.job().layers().cloned();
         Arc::new(Self {
             end,
             before_end,
             due,
-            resources: Mutex::new(Some(resources)),
+            submission: Mutex::new(Some(submission)),
             signals,
             layers: layers.into(),
             reported: AtomicUsize::new(0),
@@ -59,9 +59,9 @@ impl InFlight {
 
     /// Lets a thread that waits for the job poll it before the thread sleeps.
     pub(crate) fn invite(self: &Arc<Self>) {
-        if let Some(resources) = &*self.lock() {
+        if let Some(submission) = &*self.lock() {
             let attendant: Arc<dyn WaiterProgress> = self.clone();
-            resources.job.invite_waiters(attendant);
+            submission.job().invite_waiters(attendant);
         }
     }
 
@@ -89,8 +89,8 @@ impl InFlight {
     /// The reason why it is unknown whether the job has ended.
     pub(crate) fn try_check(&self) -> Result<bool, CudaError> {
         if self.end.is_complete()? {
-            if let Some(resources) = self.take() {
-                resources.finish(Ok(()));
+            if let Some(submission) = self.take() {
+                submission.finish(Ok(()));
             }
             return Ok(true);
         }
@@ -123,14 +123,14 @@ impl InFlight {
             }
         }
         let ended = self.await_end();
-        let resources = self.take()?;
+        let submission = self.take()?;
         match ended {
             Ok(()) => {
-                resources.finish(Ok(()));
+                submission.finish(Ok(()));
                 None
             }
             // The streams are queried whether any work still runs.
-            Err(error) => Some(FailedJob::new(Box::new(resources), engine_failure(error))),
+            Err(error) => Some(FailedJob::new(submission, engine_failure(error))),
         }
     }
 
@@ -145,7 +145,7 @@ impl InFlight {
         }
         // The event is created, and drops, outside the lock: a failed drop runs foreign code.
         let behind = Event::new(self.end.context(), Timing::Off);
-        let recorded = match self.lock().as_ref().map(|resources| resources.streams.first()) {
+        let recorded = match self.lock().as_ref().map(|submission| submission.stream()) {
             None => return Ok(()),
             // The stream belongs to the job until the job is taken out. The lock prevents that.
             Some(stream) => {
@@ -165,8 +165,7 @@ impl InFlight {
 
     /// Like [`run_to_end`](Self::run_to_end), for a failed end event.
     pub(crate) fn give_up(&self, error: CudaError) -> Option<FailedJob> {
-        let resources = self.take()?;
-        Some(FailedJob::new(Box::new(resources), engine_failure(error)))
+        Some(FailedJob::new(self.take()?, engine_failure(error)))
     }
 
     /// Reports the layers that have arrived. If another thread, or an outer call on this thread, is
@@ -194,12 +193,12 @@ impl InFlight {
     }
 
     /// Takes the job; only the first caller gets it.
-    fn take(&self) -> Option<JobResources> {
+    fn take(&self) -> Option<Box<Submission>> {
         self.lock().take()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<JobResources>> {
-        lock(&self.resources)
+    fn lock(&self) -> MutexGuard<'_, Option<Box<Submission>>> {
+        lock(&self.submission)
     }
 }
 
@@ -230,10 +229,10 @@ pub(crate) struct DueTime {
 }
 
 impl DueTime {
-    /// The end of a job with this remaining time; `None` if the end is far off.
-    pub(crate) fn after(left: Range<Duration>) -> Option<Self> {
+    /// The end of a job with this time left from `now` on; `None` if the end is far off.
+    pub(crate) fn after(now: Instant, left: Range<Duration>) -> Option<Self> {
         const FAR: Duration = Duration::from_millis(5);
-        (left.end <= FAR).then(|| Self { predicted_at: Instant::now(), left })
+        (left.end <= FAR).then_some(Self { predicted_at: now, left })
     }
 
     /// The predicted end, with a margin for falling asleep and waking up.

@@ -3,6 +3,5 @@
 pub(crate) mod completion_queue;
 pub(crate) mod failed_job;
 pub(crate) mod in_flight;
-pub(crate) mod job_resources;
 pub(crate) mod orphans;
 pub(crate) mod progress;

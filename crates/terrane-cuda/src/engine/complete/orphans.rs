@@ -10,7 +10,7 @@ use terrane_transfer::Orphaned;
 
 use crate::engine::checksums::job_sums::JobSums;
 use crate::engine::resources::block_lists::BlockLists;
-use crate::engine::resources::device_mapping::DeviceMapping;
+use crate::engine::resources::device_mapping::MappedEnds;
 use crate::engine::resources::job_streams::{JobStreams, StreamState};
 use crate::engine::resources::scratch::Scratch;
 use crate::engine::submit::direction_queue::DirectionQueue;
@@ -25,7 +25,7 @@ pub(crate) struct Orphan {
     pub(crate) sums: Option<Box<JobSums>>,
     /// The memory at both ends, and the claims on its blocks.
     pub(crate) orphaned: Orphaned,
-    pub(crate) ends: [Arc<DeviceMapping>; 2],
+    pub(crate) ends: MappedEnds,
     pub(crate) kernels: Option<Kernels>,
 }
 
@@ -35,7 +35,7 @@ impl Orphan {
         let Self { streams, scratch, lists, sums, orphaned, ends, kernels } = self;
         drop((streams, lists, sums));
         if let Some((scratch, queue)) = scratch {
-            queue.give_back(Some(scratch));
+            queue.give_back(scratch);
         }
         drop((orphaned, ends, kernels));
     }

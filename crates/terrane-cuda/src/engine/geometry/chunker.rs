@@ -10,7 +10,7 @@ use crate::kernels::schedule::Divisor;
 /// to the device shrink at the end.
 #[derive(Clone, Debug)]
 pub(crate) struct Chunker {
-    packing: Packing,
+    pub(crate) packing: Packing,
     pairs: u32,
     largest: u64,
     ramp: ChunkRamp,

@@ -233,6 +233,12 @@ fn count_rows(blocks: &[u32]) -> usize {
         let joined = blocks.iter().zip(next).filter(|(a, b)| a.wrapping_add(1) == **b).count();
         return blocks.len() - joined;
     }
+    count_unsorted_rows(blocks)
+}
+
+/// The number of stretches of adjacent blocks.
+#[inline(never)]
+fn count_unsorted_rows(blocks: &[u32]) -> usize {
     // A bit for each block is faster than sorting them.
     // The combined bits of all numbers bound the largest one, and the compiler vectorises them.
     let words = index(blocks.iter().fold(0, |bits, block| bits | block) / 64 + 1);

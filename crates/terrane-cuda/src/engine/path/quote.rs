@@ -13,10 +13,11 @@ use terrane_transfer::{
 use crate::engine::DeviceEngine;
 use crate::engine::checksums::job_sums::{shape_of, summed_side};
 use crate::engine::checksums::limits::SumLimits;
-use crate::engine::geometry::packing::{PackingOrder, packing_for, runs_are_blocks, staged_side};
+use crate::engine::geometry::packing::{
+    Packing, PackingOrder, packing_for, runs_are_blocks, staged_side,
+};
 use crate::engine::path::choice::{Choice, ChoiceReason, Shape};
 use crate::engine::resources::device_mapping::DeviceMapping;
-use crate::error::CudaError;
 use crate::kernels::transpose::copies_by_tiles;
 
 /// How the engine copies a plan.
@@ -24,6 +25,8 @@ use crate::kernels::transpose::copies_by_tiles;
 pub(crate) struct PathDecision {
     pub(crate) direction: Direction,
     pub(crate) path: CopyPath,
+    /// The packing of the staged path, if that path serves the plan.
+    pub(crate) packing: Option<Packing>,
     reason: ChoiceReason,
     /// The status of the kernels, if the engine has none.
     no_kernels: Option<Arc<CapabilityReport>>,
@@ -74,16 +77,6 @@ impl DeviceEngine {
         }
     }
 
-    /// The device's access to both ends; `None` if it cannot access them.
-    pub(crate) fn mapping(
-        &self,
-        plan: &TransferPlan,
-    ) -> Result<Option<[Arc<DeviceMapping>; 2]>, CudaError> {
-        let source = self.shared.mapping.get(plan.source())?;
-        let destination = self.shared.mapping.get(plan.destination())?;
-        Ok(source.zip(destination).map(|(source, destination)| [source, destination]))
-    }
-
     /// The quote for a plan, by the forced path or by the chosen one.
     ///
     /// # Errors
@@ -105,7 +98,7 @@ impl DeviceEngine {
             }
         }
         // If a driver query fails, the transfer is not served.
-        let ends = self.mapping(plan).ok().flatten().ok_or(Declined::Kinds)?;
+        let ends = self.shared.mapping.ends(plan).ok().flatten().ok_or(Declined::Kinds)?;
         let sides = [Side::Source, Side::Destination];
         if !ends.iter().zip(sides).all(|(end, side)| end.covers(plan, side)) {
             return Err(Declined::MemoryNotReady);
@@ -113,7 +106,9 @@ impl DeviceEngine {
         if options.checksums.is_some() {
             self.check_sums(plan, direction)?;
         }
-        let shape = self.shape(plan, direction, &ends, options);
+        let grids = plan.grids().unwrap_or_default();
+        let packing = self.packing(plan, &grids, direction, options);
+        let shape = self.shape(plan, &grids, direction, &ends, packing.as_ref());
         let Choice { path, predicted, reason } = shape
             .choose(&self.shared.calibration, &self.shared.corrections, forced)
             .ok_or(Declined::Kinds)?;
@@ -121,16 +116,15 @@ impl DeviceEngine {
             self.shared.kernels.is_none().then(|| Arc::clone(&self.shared.capabilities));
         let sums = options.checksums.is_some();
         let predicted = if sums {
-            let grids = plan.grids().unwrap_or_default();
-            let by_chunks =
-                completes_in_order(plan, &grids, path, direction, options.layer_by_layer);
+            let by_chunks = completes_in_order(&grids, path, packing.as_ref());
             let limits = SumLimits::of(&self.shared, direction);
             let added = limits.added(direction, plan.bytes().get(), by_chunks, predicted);
             predicted.saturating_add(added)
         } else {
             predicted
         };
-        Ok(Quote::new(predicted, PathDecision { direction, path, reason, no_kernels, sums }))
+        let decision = PathDecision { direction, path, packing, reason, no_kernels, sums };
+        Ok(Quote::new(predicted, decision))
     }
 
     /// Checks that kernels compute the checksums of a plan.
@@ -138,6 +132,7 @@ impl DeviceEngine {
     /// # Errors
     ///
     /// The reason why they do not.
+    #[cold]
     fn check_sums(&self, plan: &TransferPlan, direction: Direction) -> Result<(), Declined> {
         let kernels = self.shared.kernels.as_ref().ok_or(Declined::ChecksumKernels)?;
         shape_of(plan, summed_side(direction)).ok_or(Declined::ChecksumLayout)?;
@@ -147,26 +142,33 @@ impl DeviceEngine {
         })
     }
 
+    /// The packing of a plan on the staged path; `None` if that path does not serve it.
+    fn packing(
+        &self,
+        plan: &TransferPlan,
+        grids: &[CopyGrid],
+        direction: Direction,
+        options: &TransferOptions,
+    ) -> Option<Packing> {
+        let with_host = matches!(direction, Direction::ToDevice | Direction::ToHost);
+        if !with_host || self.shared.kernels.is_none() {
+            return None;
+        }
+        let packing = packing_for(plan, grids, staged_side(direction), options.layer_by_layer)?;
+        (packing.of_layer() <= self.shared.options.scratch_bytes.get()).then_some(packing)
+    }
+
     /// The properties of a plan that determine its cost.
     fn shape(
         &self,
         plan: &TransferPlan,
+        grids: &[CopyGrid],
         direction: Direction,
         ends: &[Arc<DeviceMapping>; 2],
-        options: &TransferOptions,
+        packing: Option<&Packing>,
     ) -> Shape {
-        let grids = plan.grids().unwrap_or_default();
-        let host = match direction {
-            Direction::ToDevice => Some((Side::Source, plan.source_blocks())),
-            Direction::ToHost => Some((Side::Destination, plan.destination_blocks())),
-            _ => None,
-        };
         let has_kernels = self.shared.kernels.is_some();
-        let stretches = host.filter(|_| has_kernels).and_then(|(side, blocks)| {
-            let packing = packing_for(plan, &grids, side, options.layer_by_layer)?;
-            let fits = packing.of_layer() <= self.shared.options.scratch_bytes.get();
-            fits.then(|| packing.count_stretches(blocks))
-        });
+        let blocks = plan.blocks(staged_side(direction));
         let pairs = to_u64(plan.destination_blocks().len());
         let cells_of = |grid: &CopyGrid| {
             // Within the device, these cells of a piece cost no more than one cell with as many bytes.
@@ -182,7 +184,7 @@ impl DeviceEngine {
             bytes: plan.bytes().get(),
             runs: plan.run_count(),
             cells,
-            stretches,
+            stretches: packing.map(|packing| packing.count_stretches(blocks)),
             kernels: has_kernels && !grids.is_empty() && ends.iter().all(|end| end.has_kernels()),
             batches: self.shared.has_batches,
         }
@@ -195,19 +197,9 @@ impl DeviceEngine {
 const SECTOR: ByteCount = ByteCount::new(32);
 
 /// Whether the chunks of a path complete blocks one after the other.
-fn completes_in_order(
-    plan: &TransferPlan,
-    grids: &[CopyGrid],
-    path: CopyPath,
-    direction: Direction,
-    layer_by_layer: bool,
-) -> bool {
+fn completes_in_order(grids: &[CopyGrid], path: CopyPath, packing: Option<&Packing>) -> bool {
     match path {
-        CopyPath::Staged => {
-            let side = staged_side(direction);
-            let packing = packing_for(plan, grids, side, layer_by_layer);
-            packing.is_some_and(|packing| packing.order == PackingOrder::Blocks)
-        }
+        CopyPath::Staged => packing.is_some_and(|packing| packing.order == PackingOrder::Blocks),
         CopyPath::Contiguous | CopyPath::CopyEach | CopyPath::Batched => runs_are_blocks(grids),
         CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => false,
     }

@@ -337,16 +337,34 @@ pub(crate) struct MappingCache {
     context: Context,
     peers: Arc<Peers>,
     known: EndpointCache<Arc<DeviceMapping>>,
+    known_ends: EndpointCache<MappedEnds, 2>,
 }
+
+/// The device's access to the source and to the destination of a transfer.
+pub(crate) type MappedEnds = Arc<[Arc<DeviceMapping>; 2]>;
 
 impl MappingCache {
     pub(crate) fn new(context: &Context, peers: &Arc<Peers>) -> Self {
         let (context, peers) = (context.clone(), Arc::clone(peers));
-        Self { context, peers, known: EndpointCache::default() }
+        let (known, known_ends) = (EndpointCache::default(), EndpointCache::default());
+        Self { context, peers, known, known_ends }
+    }
+
+    /// Returns how the device accesses both ends of a plan; `None` if it cannot.
+    pub(crate) fn ends(&self, plan: &TransferPlan) -> Result<Option<MappedEnds>, CudaError> {
+        let ends = [plan.source(), plan.destination()];
+        if let Some(known) = self.known_ends.get_together(ends) {
+            return Ok(Some(known));
+        }
+        let [source, destination] = ends.map(|end| self.get(end));
+        let Some(found) = source?.zip(destination?) else { return Ok(None) };
+        let found = Arc::new(<[Arc<DeviceMapping>; 2]>::from(found));
+        let is_known = found.iter().all(|end| end.locked.is_none());
+        Ok(Some(if is_known { self.known_ends.insert_together(ends, found) } else { found }))
     }
 
     /// Returns how the device accesses an endpoint; `None` if it cannot.
-    pub(crate) fn get(&self, endpoint: &Endpoint) -> Result<Option<Arc<DeviceMapping>>, CudaError> {
+    fn get(&self, endpoint: &Endpoint) -> Result<Option<Arc<DeviceMapping>>, CudaError> {
         if let Some(known) = self.known.get(endpoint) {
             return Ok(Some(known));
         }

@@ -39,9 +39,9 @@ impl Scratch {
         (self.address(), &mut self.0.batch)
     }
 
-    /// Records that the device uses the buffer until `event`.
-    pub(crate) fn in_use_until(&mut self, event: Event) {
-        self.0.used_until = Some(event);
+    /// Records that the device uses the buffer until `event`. Returns the former event.
+    pub(crate) fn in_use_until(&mut self, event: Event) -> Option<Event> {
+        self.0.used_until.replace(event)
     }
 
     /// Whether the work of its last use has ended.

@@ -46,20 +46,22 @@ impl DirectionQueue {
         lock(&self.scratch)
     }
 
-    /// Records that a chunk uses its buffer until its event.
-    pub(crate) fn lend(&self, mut submitted: SubmittedChunk) -> SubmittedChunk {
-        if let Some(mut scratch) = submitted.scratch.take() {
-            scratch.in_use_until(submitted.event.clone());
-            self.scratch().lend(scratch);
-        }
-        submitted
+    /// Whether no other job is in this direction.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.jobs.load(Ordering::Relaxed) == 0
+    }
+
+    /// Takes back a buffer that the device uses until an event.
+    pub(crate) fn lend(&self, mut scratch: Scratch, until: Event) {
+        let former = scratch.in_use_until(until);
+        self.scratch().lend(scratch);
+        // An event drops without the lock.
+        drop(former);
     }
 
     /// Takes back an unused buffer.
-    pub(crate) fn give_back(&self, scratch: Option<Scratch>) {
-        if let Some(scratch) = scratch {
-            self.scratch().give_back(scratch);
-        }
+    pub(crate) fn give_back(&self, scratch: Scratch) {
+        self.scratch().give_back(scratch);
     }
 }
 
@@ -77,8 +79,6 @@ impl Drop for QueueSlot {
 /// A chunk of a job that is on a stream.
 pub(crate) struct SubmittedChunk {
     pub(crate) event: Event,
-    /// The buffer that the chunk uses until the event.
-    pub(crate) scratch: Option<Scratch>,
     pub(crate) bytes: u64,
     /// Counts the bytes; `None` for a job that is submitted at once.
     pub(crate) count: Option<Arc<JobProgress>>,

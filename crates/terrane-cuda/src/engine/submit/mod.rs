@@ -7,14 +7,14 @@ pub(crate) mod direction_queue;
 mod launch;
 pub(crate) mod order_event;
 pub(crate) mod queued_job;
-mod submission;
+pub(crate) mod submission;
 pub(crate) mod submit_thread;
 
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
-use terrane_transfer::CopyJob;
 use terrane_transfer::calibration::Direction;
+use terrane_transfer::{CopyFailure, CopyJob};
 
 use crate::engine::DeviceEngine;
 use crate::engine::complete::completion_queue::Task;
@@ -34,29 +34,30 @@ impl DeviceEngine {
     ///
     /// The job, and the reason why it must end. None of its work has been submitted.
     pub(crate) fn dispatch(&self, job: CopyJob) -> Result<(), (CopyJob, CudaError)> {
-        let decision = job.decision::<PathDecision>().map(|found| (found.direction, found.path));
-        let ends = match self.mapping(job.plan()) {
+        let shared = &*self.shared;
+        let ends = match shared.mapping.ends(job.plan()) {
             Ok(ends) => ends,
             Err(error) => return Err((job, error)),
         };
-        let (Ok((direction, path)), Some(ends)) = (decision, ends) else {
-            let device = self.shared.context.device().id;
+        let decision = job.decision::<PathDecision>();
+        let decision = decision.map(|found| (found.direction, found.path, found.packing));
+        let (Ok((direction, path, packing)), Some(ends)) = (decision, ends) else {
+            let device = shared.context.device().id;
             return Err((job, CudaError::NotReached { device }));
         };
-        let shared = &*self.shared;
         let order = job.options().device_order.as_ref();
         let pending = match PendingOrder::of(order, &shared.context, &shared.peers) {
             Ok(pending) => pending,
             Err(error) => return Err((job, error)),
         };
-        let mut submission = Submission::new(shared, job, direction, path, ends);
+        let mut submission = Submission::new(shared, job, direction, path, packing, ends);
         match pending {
             Some(pending) => self.submit_later(direction, submission, pending),
             None if submission.job().plan().bytes().is_zero() => {
-                self.send_task(Task::NotSubmitted(submission.into_resources(None)));
+                self.send_task(Task::NotSubmitted(submission));
             }
             None if submission.is_small(shared) && submission.has_resources(shared) => {
-                self.submit_now(submission, true, None)
+                self.submit_now(submission, true)
             }
             None => self.enqueue(direction, submission),
         }
@@ -64,10 +65,11 @@ impl DeviceEngine {
     }
 
     /// Makes a job begin when its order is satisfied.
+    #[inline(never)]
     fn submit_later(
         &self,
         direction: Direction,
-        mut submission: Submission,
+        mut submission: Box<Submission>,
         pending: PendingOrder,
     ) {
         let shared = &*self.shared;
@@ -82,72 +84,47 @@ impl DeviceEngine {
             pending.into_order_event(&shared.context, &shared.order_streams).map(Some)
         };
         match waited() {
-            Ok(None) => self.submit_now(submission, false, None),
+            Ok(None) => self.submit_now(submission, false),
             Ok(Some(order_event)) if is_empty => {
                 submission.end_with(order_event);
                 submission.job().start();
                 self.all_submitted(submission, None);
             }
             Ok(Some(order_event)) => {
-                let (predicted, submission) = (submission.job().predicted(), Box::new(submission));
                 let (Some((sender, queue)), Some(order_waits)) =
                     (self.queue_of(direction), &self.order_waits)
                 else {
                     return;
                 };
                 let (sender, queue) = (sender.clone(), Arc::clone(queue));
-                let waiting =
-                    Box::new(WaitingJob { order_event, submission, predicted, sender, queue });
+                let waiting = Box::new(WaitingJob { order_event, submission, sender, queue });
                 order_waits.send(Task::Waiting(waiting));
             }
             Err(error) => {
-                let failed = FailedJob::new(submission.into_resources(None), engine_failure(error));
-                self.send_task(Task::Failed(failed));
+                self.send_failed(submission, engine_failure(error));
             }
         }
     }
 
-    /// Submits all of a small job. The device begins it at once, or after its order. Its buffer, if
-    /// any, returns to its direction.
-    fn submit_now(
-        &self,
-        mut submission: Submission,
-        at_once: bool,
-        queue: Option<&Arc<DirectionQueue>>,
-    ) {
+    /// Submits all of a small job. The device begins it at once, or after its order.
+    fn submit_now(&self, mut submission: Box<Submission>, at_once: bool) {
         submission.submit_whole();
-        submission.job().start();
+        let started = submission.job().start();
         let predicted = submission.job().predicted();
-        let due = if at_once { DueTime::after(predicted..predicted) } else { None };
+        let due = if at_once { DueTime::after(started, predicted..predicted) } else { None };
         let mut is_left = true;
         while is_left {
             match submission.step(&self.shared) {
-                Ok(Some(chunk)) => {
-                    drop(queue.map(|queue| queue.lend(chunk)));
-                    is_left = !submission.is_submitted();
-                }
-                Ok(None) => is_left = false,
-                Err(failure) => {
-                    return self.send_task(Task::Failed(FailedJob::new(
-                        submission.into_resources(queue),
-                        failure,
-                    )));
-                }
+                Ok(chunk) => is_left = chunk.is_some() && !submission.is_submitted(),
+                Err(failure) => return self.send_failed(submission, failure),
             }
         }
         self.all_submitted(submission, due);
     }
 
     /// Hands a job without further chunks to the completion threads.
-    fn all_submitted(&self, submission: Submission, due: Option<DueTime>) {
-        let predicted = submission.job().predicted();
-        match submission.into_in_flight(&self.shared, predicted, due) {
-            Ok(in_flight) => {
-                in_flight.invite();
-                self.send_task(Task::InFlight(in_flight));
-            }
-            Err(resources) => self.send_task(Task::NotSubmitted(resources)),
-        }
+    fn all_submitted(&self, submission: Box<Submission>, due: Option<DueTime>) {
+        self.send_task(Task::of_submitted(submission, due));
     }
 
     fn queue_of(&self, direction: Direction) -> Option<&(Sender<QueuedJob>, Arc<DirectionQueue>)> {
@@ -159,35 +136,23 @@ impl DeviceEngine {
         })
     }
 
-    fn enqueue(&self, direction: Direction, mut submission: Submission) {
+    fn enqueue(&self, direction: Direction, mut submission: Box<Submission>) {
         let Some((sender, queue)) = self.queue_of(direction) else { return };
-        let predicted = submission.job().predicted();
-        let (slot, is_idle) = queue.enter();
-        let scratch = match is_idle && submission.needs_scratch() {
-            true => queue.scratch().take_free(),
-            false => None,
-        };
-        let begins = match scratch {
-            Some(scratch) if submission.has_room_for_sums(&self.shared) => {
-                submission.put_scratch(scratch);
-                true
-            }
-            unused => {
-                // The submit thread allocates the memory for checksums.
-                queue.give_back(unused);
-                false
-            }
-        };
-        if begins && submission.fits_one_buffer() {
+        if submission.fits_one_buffer()
+            && queue.is_idle()
+            && self.has_buffer(&mut submission, queue)
+        {
             // Waking the submit thread would take as long as the submit.
             submission.in_one_chunk();
-            return self.submit_now(submission, true, Some(queue));
+            return self.submit_now(submission, true);
         }
-        let submission = Box::new(submission);
-        let mut queued = QueuedJob { submission, predicted, begun: None, slot };
+        let (slot, is_only) = queue.enter();
+        let begins =
+            is_only && submission.needs_scratch() && self.has_buffer(&mut submission, queue);
+        let mut queued = QueuedJob { submission, begun: None, slot };
         if begins {
             // The wire stays busy while the submit thread wakes.
-            queued = match self.begin(queued, queue) {
+            queued = match self.begin(queued) {
                 Some(queued) => queued,
                 None => return,
             };
@@ -197,22 +162,39 @@ impl DeviceEngine {
         drop(sender.send(queued));
     }
 
+    /// Gives a job the buffer of its next chunk, if one is unused. Returns whether it has one.
+    fn has_buffer(&self, submission: &mut Submission, queue: &Arc<DirectionQueue>) -> bool {
+        let Some(scratch) = queue.scratch().take_free() else { return false };
+        if submission.has_room_for_sums(&self.shared) {
+            submission.put_scratch(scratch, queue);
+            return true;
+        }
+        // The submit thread allocates the memory for checksums.
+        queue.give_back(scratch);
+        false
+    }
+
     /// Submits the first chunk of a staged job, which has a buffer. Returns the job, unless the
     /// submission failed.
-    fn begin(&self, mut queued: QueuedJob, queue: &Arc<DirectionQueue>) -> Option<QueuedJob> {
+    #[inline(never)]
+    fn begin(&self, mut queued: QueuedJob) -> Option<QueuedJob> {
         queued.submission.job().start();
         match queued.submission.step(&self.shared) {
             Ok(begun) => {
-                queued.begun = begun.map(|submitted| queue.lend(submitted));
-                queue.give_back(queued.submission.take_scratch());
+                queued.begun = begun;
+                queued.submission.give_back_scratch();
                 Some(queued)
             }
             Err(failure) => {
-                let resources = queued.submission.into_resources(Some(queue));
-                self.send_task(Task::Failed(FailedJob::new(resources, failure)));
+                self.send_failed(queued.submission, failure);
                 None
             }
         }
+    }
+
+    /// Finishes a failed job once its submitted work completes.
+    fn send_failed(&self, submission: Box<Submission>, failure: CopyFailure) {
+        self.send_task(Task::Failed(FailedJob::new(submission, failure)));
     }
 
     pub(crate) fn send_task(&self, task: Task) {

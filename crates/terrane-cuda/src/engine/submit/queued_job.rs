@@ -1,7 +1,6 @@
 //! Jobs in the queue of a direction, and jobs that first wait for their order.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crossbeam_channel::Sender;
 
@@ -14,7 +13,6 @@ use crate::error::CudaError;
 /// A job for the submit thread of its direction.
 pub(crate) struct QueuedJob {
     pub(crate) submission: Box<Submission>,
-    pub(crate) predicted: Duration,
     /// The first chunk, if it is already on the device.
     pub(crate) begun: Option<SubmittedChunk>,
     /// The job's entry in the count of jobs.
@@ -27,7 +25,6 @@ pub(crate) struct QueuedJob {
 pub(crate) struct WaitingJob {
     pub(crate) order_event: OrderEvent,
     pub(crate) submission: Box<Submission>,
-    pub(crate) predicted: Duration,
     pub(crate) sender: Sender<QueuedJob>,
     pub(crate) queue: Arc<DirectionQueue>,
 }
@@ -35,15 +32,15 @@ pub(crate) struct WaitingJob {
 impl WaitingJob {
     /// Enqueues the job for its direction.
     pub(crate) fn enqueue(self) {
-        let Self { order_event, submission, predicted, sender, queue } = self;
+        let Self { order_event, submission, sender, queue } = self;
         order_event.release();
         let (slot, _) = queue.enter();
         // If the submit thread has ended, the job is dropped here.
-        drop(sender.send(QueuedJob { submission, predicted, begun: None, slot }));
+        drop(sender.send(QueuedJob { submission, begun: None, slot }));
     }
 
     /// Ends the job, without any submitted work.
     pub(crate) fn cancel(self, error: CudaError) {
-        self.submission.into_resources(None).finish(Err(engine_failure(error)));
+        self.submission.finish(Err(engine_failure(error)));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use terrane_core::ByteCount;
@@ -79,7 +79,7 @@ impl SubmitThread {
         if was_idle {
             self.retire_ended();
             let is_first = self.pending.is_empty() && self.turns.is_empty();
-            queued.submission.sample_if(is_first && self.queue.is_alone());
+            queued.submission.sample_if(is_first && self.queue.is_alone(), &self.shared);
         }
         self.pending.extend(queued.begun.take());
         if queued.submission.is_submitted() {
@@ -97,21 +97,11 @@ impl SubmitThread {
             return None;
         }
         let shared = &*self.shared;
-        let submission = &mut queued.submission;
         // The context is bound once for all driver calls of a chunk.
-        let mut stepped = None;
-        let bound = shared.context.bound(|_| {
-            stepped = Some(submission.step(shared));
-            Ok(())
-        });
-        let stepped = match (bound, stepped) {
-            (Ok(()), Some(stepped)) => stepped,
-            (Err(error), _) => Err(engine_failure(error)),
-            (Ok(()), None) => Ok(None),
-        };
-        match stepped {
+        let stepped = shared.context.bound(|_| Ok(queued.submission.step(shared)));
+        match stepped.unwrap_or_else(|error| Err(engine_failure(error))) {
             Ok(Some(submitted)) => {
-                self.pending.push_back(self.queue.lend(submitted));
+                self.pending.push_back(submitted);
                 if !queued.submission.is_submitted() {
                     return Some(queued);
                 }
@@ -121,7 +111,7 @@ impl SubmitThread {
                 None
             }
             Ok(None) => {
-                self.queue.give_back(queued.submission.take_scratch());
+                queued.submission.give_back_scratch();
                 self.all_submitted(queued);
                 None
             }
@@ -134,20 +124,13 @@ impl SubmitThread {
 
     fn all_submitted(&self, mut queued: QueuedJob) {
         if !self.queue.is_alone() {
-            queued.submission.sample_if(false);
+            queued.submission.sample_if(false, &self.shared);
         }
         let due = self.due(&queued);
-        let QueuedJob { submission, predicted, slot, .. } = queued;
+        let QueuedJob { submission, slot, .. } = queued;
         drop(slot);
-        let task = match submission.into_in_flight(&self.shared, predicted, due) {
-            Ok(in_flight) => {
-                in_flight.invite();
-                Task::InFlight(in_flight)
-            }
-            Err(resources) => Task::NotSubmitted(resources),
-        };
         // Completion threads exist as long as submit threads exist.
-        self.completion_threads.send(task);
+        self.completion_threads.send(Task::of_submitted(submission, due));
     }
 
     /// The predicted end of the chunks on the device, if no other job has chunks there.
@@ -161,9 +144,9 @@ impl SubmitThread {
         let first = self.pending.front().map_or(0, |chunk| chunk.bytes);
         let time = |bytes: u64| {
             let share = bytes as f64 / job.plan().bytes().get().max(1) as f64;
-            Duration::try_from_secs_f64(queued.predicted.as_secs_f64() * share.min(1.0)).ok()
+            Duration::try_from_secs_f64(job.predicted().as_secs_f64() * share.min(1.0)).ok()
         };
-        DueTime::after(time(all - first)?..time(all)?)
+        DueTime::after(Instant::now(), time(all - first)?..time(all)?)
     }
 
     /// Finishes a failed job once its submitted chunks complete.
@@ -172,7 +155,7 @@ impl SubmitThread {
         drop(slot);
         // Not on this thread, because other jobs wait for it. The wait may be long, and finishing a
         // job runs foreign code. Completion threads exist as long as submit threads exist.
-        let failed = FailedJob::new(submission.into_resources(Some(&self.queue)), failure);
+        let failed = FailedJob::new(submission, failure);
         self.completion_threads.send(Task::Failed(failed));
         self.retire_ended();
     }
@@ -196,7 +179,7 @@ impl SubmitThread {
             };
             match scratch {
                 Ok(Some(scratch)) => {
-                    submission.put_scratch(scratch);
+                    submission.put_scratch(scratch, &self.queue);
                     break;
                 }
                 Ok(None) => self.await_scratch(submission)?,

@@ -174,12 +174,13 @@ impl CopyJob {
         self.parts.finalizer.waiters()
     }
 
-    /// Records the start of the copy, after any time in a queue. Later calls have no effect.
+    /// Records the start of the copy, after any time in a queue, and returns its time. Later calls
+    /// record nothing.
     ///
     /// An engine calls this before it copies the first byte. If a job is cancelled before that, or
     /// its deadline passes, its destination counts as unchanged.
-    pub fn start(&self) {
-        self.parts.finalizer.started.get_or_init(Instant::now);
+    pub fn start(&self) -> Instant {
+        *self.parts.finalizer.started.get_or_init(Instant::now)
     }
 
     /// The time since the copy began.

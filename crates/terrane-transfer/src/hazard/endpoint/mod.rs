@@ -18,8 +18,9 @@ use crate::hazard::address_claims::AddressClaim;
 use crate::hazard::conflict::Access;
 use crate::hazard::notify::notify;
 use crate::hazard::orphaned_claims::OrphanedClaims;
+use crate::hazard::table::incomplete::Area;
 use crate::hazard::table::{
-    ALL_TOKENS, BlockUse, Claim, HazardTable, LockedHazards, Written, incomplete,
+    ALL_TOKENS, BlockUse, Claim, HazardTable, LockedHazards, Written, no_conflicts,
 };
 use crate::hazard::ticket::Ticket;
 use crate::side::Side;
@@ -211,16 +212,20 @@ impl Endpoint {
         self.check_owner()?;
         self.check_blocks(blocks, access.side())?;
         let (layers, heads) = (0..self.0.layout.geometry().num_layers(), 0..self.num_heads());
-        let (group, tokens) = (self.group(), ALL_TOKENS);
-        let wanted = BlockUse { access, blocks, group, layers, heads, tokens };
+        let area = Area { layers, heads, tokens: ALL_TOKENS };
+        let wanted = BlockUse { access, blocks, group: self.group(), area };
         let mut hazards = self.0.hazards.lock();
-        let conflicts = hazards.conflicts(&wanted, &|_| false);
-        if !conflicts.is_empty() {
-            return Err(TransferError::Conflict { conflicts });
+        let mut checked = Ok(());
+        if !hazards.count(&wanted) {
+            checked = no_conflicts(hazards.conflicts(&wanted, &|_| false));
         }
         if access == Access::Read {
-            incomplete(hazards.incomplete(&wanted))?;
+            checked = checked.and_then(|()| hazards.check_complete(&wanted));
         }
+        if checked.is_err() {
+            hazards.uncount(&wanted);
+        }
+        checked?;
         let ticket = Ticket::new([]);
         let claim = hazards.claim(&ticket, &wanted);
         drop(hazards);
@@ -235,6 +240,7 @@ impl Endpoint {
 
     /// The token numbers that hazards record for some tokens. If these include the last token of a
     /// block, all higher numbers are added, so that writing every token completes the block.
+    #[cold]
     pub(crate) fn numbers_of_tokens(&self, tokens: Range<u32>) -> Range<u32> {
         let sections = self.0.layout.geometry().sections().iter();
         let has_last = sections.clone().all(|section| section.shape().tokens <= tokens.end);

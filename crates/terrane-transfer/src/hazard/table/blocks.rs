@@ -17,8 +17,18 @@ pub(super) enum Blocks {
 
 impl Blocks {
     pub(super) fn new(blocks: &[u32]) -> Self {
-        range_of(blocks)
-            .map_or_else(|| Self::List(SmallVec::from_slice(blocks), false), Self::Range)
+        match as_parts(blocks) {
+            (range, []) => Self::Range(range),
+            (_, list) => Self::List(SmallVec::from_slice(list), false),
+        }
+    }
+
+    /// The blocks as a range, or as a list. The other one is empty.
+    pub(super) fn parts(&self) -> (Range<u32>, &[u32]) {
+        match self {
+            Self::Range(range) => (range.clone(), &[]),
+            Self::List(blocks, _) => (0..0, blocks),
+        }
     }
 
     /// The number of blocks. Each duplicate counts.
@@ -42,29 +52,31 @@ impl Blocks {
         range.chain(listed.copied())
     }
 
-    /// The blocks as a range, or as a sorted list. The other one is empty.
+    /// The [parts](Self::parts), with a sorted list.
     fn sorted(&mut self) -> (Range<u32>, &[u32]) {
-        match self {
-            Self::Range(range) => (range.clone(), &[]),
-            Self::List(blocks, is_sorted) => {
-                if !std::mem::replace(is_sorted, true) && !blocks.is_sorted() {
-                    blocks.sort_unstable();
-                }
-                (0..0, blocks)
-            }
+        if let Self::List(blocks, is_sorted) = self
+            && !std::mem::replace(is_sorted, true)
+            && !blocks.is_sorted()
+        {
+            blocks.sort_unstable();
         }
+        self.parts()
     }
 
     pub(super) fn to_vec(&self) -> Vec<u32> {
-        match self {
-            Self::Range(range) => range.clone().collect(),
-            Self::List(blocks, _) => blocks.to_vec(),
-        }
+        let (range, list) = self.parts();
+        range.chain(list.iter().copied()).collect()
     }
 }
 
+/// The blocks as a range, if they are consecutive and in this order, or as a list. The other one is
+/// empty.
+pub(super) fn as_parts(blocks: &[u32]) -> (Range<u32>, &[u32]) {
+    range_of(blocks).map_or((0..0, blocks), |range| (range, &[]))
+}
+
 /// The range that has exactly these blocks, in this order; `None` if there is none.
-pub(super) fn range_of(blocks: &[u32]) -> Option<Range<u32>> {
+fn range_of(blocks: &[u32]) -> Option<Range<u32>> {
     let (first, end) = (*blocks.first()?, blocks.last()?.checked_add(1)?);
     if first >= end || widen(end - first) != blocks.len() {
         return None;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::blocks::{Blocks, range_of, widen};
+use super::blocks::{as_parts, widen};
 use crate::hazard::conflict::Access;
 
 /// The counts of one layout's blocks, in segments that are allocated with the first claim in them.
@@ -10,13 +10,27 @@ use crate::hazard::conflict::Access;
 /// A peer may state the number of blocks, so an unused block occupies no memory.
 pub(super) struct BlockCounts {
     num_blocks: u32,
-    segments: Vec<Option<Box<[Count]>>>,
+    /// Empty if none of the segment's blocks was ever claimed.
+    segments: Vec<Box<[Count]>>,
 }
 
-#[derive(Clone, Copy, Default)]
-struct Count {
-    readers: u32,
-    writers: u32,
+/// The number of readers of a block in the low half, and of writers in the high half.
+type Count = u64;
+
+/// One claim.
+const fn one(access: Access) -> Count {
+    match access {
+        Access::Read => 1,
+        Access::Write => 1 << 32,
+    }
+}
+
+/// The bits of a count that are zero unless other claims exclude this access.
+const fn excluding(access: Access) -> Count {
+    match access {
+        Access::Read => Count::MAX << 32,
+        Access::Write => Count::MAX,
+    }
 }
 
 /// The blocks of a segment, a power of two. Their counts take 32 KiB.
@@ -27,109 +41,86 @@ impl BlockCounts {
         Self { num_blocks, segments: Vec::new() }
     }
 
-    /// Whether no claim in flight excludes this access to any of the blocks. This is the usual
-    /// case, so there is no branch for each block.
+    /// Whether no claim in flight excludes this access to any of the blocks.
     pub(super) fn are_free(&self, blocks: &[u32], access: Access) -> bool {
-        match range_of(blocks) {
-            Some(range) => parts(range).all(|(segment, part)| {
+        // Without a branch for each element, the compiler vectorises the ranges.
+        let former = match as_parts(blocks) {
+            (range, []) => parts(range).fold(0, |former, (segment, part)| {
                 let counts = self.segment(segment).get(part).unwrap_or_default();
-                are_free(counts.iter().copied(), access)
+                counts.iter().fold(former, |former, count| former | count)
             }),
-            None => by_segment(blocks).all(|(segment, blocks)| {
-                let counts = self.segment(segment);
-                are_free(blocks.iter().map(|&block| of(counts, block)), access)
+            (_, list) => list.iter().fold(0, |former, block| {
+                let counts = self.segment(block / SEGMENT);
+                former | counts.get(widen(block % SEGMENT)).copied().unwrap_or(0)
             }),
-        }
+        };
+        former & excluding(access) == 0
     }
 
-    /// Adds a claim on these blocks to the counts.
-    pub(super) fn add(&mut self, blocks: &Blocks, access: Access) {
-        self.change(blocks, access, |count| *count += 1);
+    /// Adds a claim on these blocks to the counts. Returns whether no other claim excludes it.
+    pub(super) fn add(&mut self, blocks: &[u32], access: Access) -> bool {
+        self.change(as_parts(blocks), one(access)) & excluding(access) == 0
     }
 
     /// Removes a claim on these blocks from the counts.
-    pub(super) fn remove(&mut self, blocks: &Blocks, access: Access) {
-        self.change(blocks, access, |count| *count -= 1);
+    pub(super) fn remove(&mut self, (range, list): (Range<u32>, &[u32]), access: Access) {
+        self.change((range, list), one(access).wrapping_neg());
     }
 
-    fn change(&mut self, blocks: &Blocks, access: Access, change: impl Fn(&mut u32)) {
-        let change = |counts: &mut Count| {
-            change(match access {
-                Access::Read => &mut counts.readers,
-                Access::Write => &mut counts.writers,
-            });
-        };
-        match blocks {
-            Blocks::Range(range) => {
-                for (segment, part) in parts(range.clone()) {
-                    let counts = self.segment_mut(segment).get_mut(part);
-                    counts.unwrap_or_default().iter_mut().for_each(change);
-                }
+    /// Adds `by` to the counts. Returns the bits that were set in any of them.
+    fn change(&mut self, (range, list): (Range<u32>, &[u32]), by: Count) -> Count {
+        let mut former = 0;
+        for (segment, part) in parts(range) {
+            let counts = self.segment_mut(segment).get_mut(part).unwrap_or_default();
+            former = counts.iter().fold(former, |former, count| former | count);
+            counts.iter_mut().for_each(|count| *count = count.wrapping_add(by));
+        }
+        // The segment of the last block.
+        let (mut number, mut counts): (u32, &mut [Count]) = (u32::MAX, &mut []);
+        for &block in list {
+            if block / SEGMENT != number {
+                number = block / SEGMENT;
+                counts = self.segment_mut(number);
             }
-            Blocks::List(blocks, _) => {
-                for (segment, blocks) in by_segment(blocks) {
-                    let counts = self.segment_mut(segment);
-                    for &block in blocks {
-                        counts.get_mut(widen(block % SEGMENT)).map(change);
-                    }
-                }
+            if let Some(count) = counts.get_mut(widen(block % SEGMENT)) {
+                former |= *count;
+                *count = count.wrapping_add(by);
             }
         }
+        former
     }
 
-    /// The counts of a segment; empty if none of its blocks was ever claimed.
     fn segment(&self, number: u32) -> &[Count] {
-        self.segments.get(widen(number)).and_then(Option::as_deref).unwrap_or_default()
+        self.segments.get(widen(number)).map_or(&[], |counts| counts)
     }
 
     fn segment_mut(&mut self, number: u32) -> &mut [Count] {
+        if self.segment(number).is_empty() {
+            self.add_segment(number);
+        }
+        self.segments.get_mut(widen(number)).map_or(&mut [], |counts| counts)
+    }
+
+    #[cold]
+    fn add_segment(&mut self, number: u32) {
         let index = widen(number);
         if self.segments.len() <= index {
-            self.segments.resize_with(index + 1, || None);
+            self.segments.resize_with(index + 1, Box::default);
         }
         let left = self.num_blocks.saturating_sub(number.saturating_mul(SEGMENT));
-        let new = || vec![Count::default(); widen(left.min(SEGMENT))].into();
-        self.segments
-            .get_mut(index)
-            .map(|slot| &mut **slot.get_or_insert_with(new))
-            .unwrap_or_default()
+        if let Some(counts) = self.segments.get_mut(index) {
+            *counts = vec![0; widen(left.min(SEGMENT))].into();
+        }
     }
 }
 
 /// The segments of a range, with the part of the range in each.
 fn parts(range: Range<u32>) -> impl Iterator<Item = (u32, Range<usize>)> {
-    let last = range.end.saturating_sub(1) / SEGMENT;
-    (range.start / SEGMENT..=last).map(move |number| {
+    (range.start / SEGMENT..range.end.div_ceil(SEGMENT)).map(move |number| {
         let base = number * SEGMENT;
         let from = range.start.max(base) - base;
         (number, widen(from)..widen((range.end - base).min(SEGMENT)))
     })
-}
-
-/// Splits the blocks into consecutive blocks of one segment, with the number of that segment.
-fn by_segment(blocks: &[u32]) -> impl Iterator<Item = (u32, &[u32])> {
-    let first = blocks.first().copied();
-    // All blocks are nearly always in one segment: numbers of one segment differ in low bits only.
-    // Without a branch for each element, the compiler vectorises the comparison.
-    let differing = blocks.iter().fold(0, |bits, block| bits | (block ^ first.unwrap_or(0)));
-    let one = first.filter(|_| differing < SEGMENT).map(|first| (first / SEGMENT, blocks));
-    let several = if one.is_some() { &[] } else { blocks };
-    let stretches = several.chunk_by(|one, next| one / SEGMENT == next / SEGMENT);
-    let number = |blocks: &[u32]| blocks.first().map_or(0, |first| first / SEGMENT);
-    one.into_iter().chain(stretches.map(move |blocks| (number(blocks), blocks)))
-}
-
-/// The count of a block of this segment.
-fn of(segment: &[Count], block: u32) -> Count {
-    segment.get(widen(block % SEGMENT)).copied().unwrap_or_default()
-}
-
-fn are_free(counts: impl Iterator<Item = Count>, access: Access) -> bool {
-    let excluding = match access {
-        Access::Read => counts.fold(0, |any, found| any | found.writers),
-        Access::Write => counts.fold(0, |any, found| any | found.readers | found.writers),
-    };
-    excluding == 0
 }
 
 #[cfg(all(test, not(loom)))]
@@ -142,8 +133,8 @@ mod tests {
         assert_eq!(counts.segments.capacity(), 0);
         assert!(counts.are_free(&[0, u32::MAX - 1], Access::Write));
         assert_eq!(counts.segments.capacity(), 0);
-        counts.add(&Blocks::new(&[5000]), Access::Read);
-        assert_eq!(counts.segments.iter().flatten().count(), 1);
+        assert!(counts.add(&[5000], Access::Read));
+        assert_eq!(counts.segments.iter().filter(|counts| !counts.is_empty()).count(), 1);
         assert!(!counts.are_free(&[5000], Access::Write));
     }
 
@@ -151,7 +142,7 @@ mod tests {
     fn a_range_over_several_segments_is_counted_in_each() {
         let mut counts = BlockCounts::new(3 * SEGMENT - 1);
         let range: Vec<u32> = (SEGMENT - 2..3 * SEGMENT - 1).collect();
-        counts.add(&Blocks::new(&range), Access::Write);
+        assert!(counts.add(&range, Access::Write));
         for (block, is_free) in [
             (SEGMENT - 3, true),
             (SEGMENT - 2, false),
@@ -161,7 +152,7 @@ mod tests {
             assert_eq!(counts.are_free(&[block], Access::Read), is_free, "block {block}");
         }
         assert!(!counts.are_free(&range[1..], Access::Read));
-        counts.remove(&Blocks::new(&range), Access::Write);
+        counts.remove(as_parts(&range), Access::Write);
         assert!(counts.are_free(&range, Access::Write));
     }
 }

@@ -9,11 +9,12 @@ use super::blocks::{Blocks, overlap};
 
 /// Some layers, heads and tokens of a block, in the numbers of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Area {
-    pub(super) layers: Range<u32>,
-    pub(super) heads: Range<u32>,
+pub(crate) struct Area {
+    pub(crate) layers: Range<u32>,
+    /// A layout that does not state its heads counts as one head.
+    pub(crate) heads: Range<u32>,
     /// Conflicts ignore them.
-    pub(super) tokens: Range<u32>,
+    pub(crate) tokens: Range<u32>,
 }
 
 /// The areas that failed transfers may have written in part.
@@ -82,9 +83,6 @@ impl Incomplete {
 
     /// The blocks that are incomplete for `group` somewhere in the area.
     pub(super) fn among(&self, blocks: &[u32], group: u32, area: &Area) -> Vec<u32> {
-        if self.marks.is_empty() {
-            return Vec::new();
-        }
         let counts = |mark: &Mark| mark.reader == group && mark.area.meets(area);
         let is_incomplete =
             |block: &u32| self.marks.get(block).is_some_and(|marks| marks.iter().any(counts));

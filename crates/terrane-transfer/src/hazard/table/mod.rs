@@ -9,7 +9,7 @@
 
 pub(crate) mod blocks;
 mod counts;
-mod incomplete;
+pub(crate) mod incomplete;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
@@ -25,7 +25,7 @@ use crate::error::TransferError;
 use crate::hazard::conflict::{Access, BlockConflict};
 use crate::hazard::ticket::{Ticket, TransferId};
 use crate::sync::{Mutex, MutexGuard, lock};
-use blocks::{Blocks, entries_of, overlap};
+use blocks::{Blocks, as_parts, entries_of, overlap};
 use counts::BlockCounts;
 use incomplete::{Area, Incomplete};
 
@@ -36,11 +36,7 @@ pub(crate) struct BlockUse<'a> {
     pub(crate) blocks: &'a [u32],
     /// The group, among those that share the blocks; 0 if there is one.
     pub(crate) group: u32,
-    pub(crate) layers: Range<u32>,
-    /// A layout that does not state its heads counts as one head.
-    pub(crate) heads: Range<u32>,
-    /// Used only for incomplete blocks: conflicts are about all tokens.
-    pub(crate) tokens: Range<u32>,
+    pub(crate) area: Area,
 }
 
 /// All tokens of a block, whatever their number.
@@ -179,6 +175,7 @@ pub(crate) struct LockedHazards<'a> {
 impl LockedHazards<'_> {
     /// The conflicts of `wanted` with claims in flight, except those of `predecessors`; the first
     /// ones if there are very many.
+    #[cold]
     pub(crate) fn conflicts(
         &mut self,
         wanted: &BlockUse<'_>,
@@ -188,9 +185,9 @@ impl LockedHazards<'_> {
         self.claims.conflicts(wanted, |_| true, counts)
     }
 
-    /// The wanted blocks that a failed transfer may have written in part.
-    pub(crate) fn incomplete(&self, wanted: &BlockUse<'_>) -> Vec<u32> {
-        self.claims.incomplete.among(wanted.blocks, wanted.group, &wanted.area())
+    /// Fails if a failed transfer may have written some of the wanted blocks in part.
+    pub(crate) fn check_complete(&self, wanted: &BlockUse<'_>) -> Result<(), TransferError> {
+        if self.claims.incomplete.is_empty() { Ok(()) } else { self.claims.check_complete(wanted) }
     }
 
     /// Whether no claim, not even that of an orphaned transfer, has any of the blocks.
@@ -219,14 +216,24 @@ impl LockedHazards<'_> {
         self.claims.slots.retain(|owned| owned != blocks);
     }
 
-    /// Claims the blocks for `holder`. The caller has checked for conflicts under the same lock,
-    /// and has checked that every block exists.
+    /// Counts a claim on these blocks, which all exist. Returns whether no claim in flight can
+    /// conflict with it. Otherwise the caller must check for [conflicts](Self::conflicts).
+    #[must_use]
+    pub(crate) fn count(&mut self, wanted: &BlockUse<'_>) -> bool {
+        self.claims.counts.add(wanted.blocks, wanted.access)
+    }
+
+    /// Removes a claim that was counted and is refused.
+    pub(crate) fn uncount(&mut self, refused: &BlockUse<'_>) {
+        self.claims.counts.remove(as_parts(refused.blocks), refused.access);
+    }
+
+    /// Grants the claim on these blocks to `holder`. The caller has [counted](Self::count) it under
+    /// the same lock.
     pub(crate) fn claim(&mut self, holder: &Ticket, used: &BlockUse<'_>) -> Claim {
         let claims = &mut *self.claims;
-        let (access, blocks) = (used.access, Blocks::new(used.blocks));
-        claims.counts.add(&blocks, access);
-        let holder = holder.id();
-        let (group, area) = (used.group, used.area());
+        let (holder, access, blocks) = (holder.id(), used.access, Blocks::new(used.blocks));
+        let (group, area) = (used.group, used.area.clone());
         let entry = ClaimEntry { holder, access, group, area, blocks, is_orphaned: false };
         let key = claims.in_flight.insert(entry);
         Claim { table: Arc::clone(self.table), key, written: OnceLock::new() }
@@ -237,6 +244,12 @@ impl LockedHazards<'_> {
 const MOST_CONFLICTS: usize = 1_000;
 
 impl TableState {
+    #[cold]
+    fn check_complete(&self, wanted: &BlockUse<'_>) -> Result<(), TransferError> {
+        let blocks = self.incomplete.among(wanted.blocks, wanted.group, &wanted.area);
+        if blocks.is_empty() { Ok(()) } else { Err(TransferError::Incomplete { blocks }) }
+    }
+
     /// The conflicts of `wanted` with the claims in flight for which `counts` is true, in the order
     /// of the wanted blocks. The search stops after [`MOST_CONFLICTS`].
     ///
@@ -289,20 +302,13 @@ impl TableState {
     }
 }
 
-impl BlockUse<'_> {
-    fn area(&self) -> Area {
-        let Self { layers, heads, tokens, .. } = self;
-        Area { layers: layers.clone(), heads: heads.clone(), tokens: tokens.clone() }
-    }
-}
-
 impl ClaimEntry {
     fn excludes(&self, wanted: &BlockUse<'_>) -> bool {
         // Layers and heads of different groups cannot be compared.
         (self.access == Access::Write || wanted.access == Access::Write)
             && (self.group != wanted.group
-                || overlap(&self.area.layers, &wanted.layers)
-                    && overlap(&self.area.heads, &wanted.heads))
+                || overlap(&self.area.layers, &wanted.area.layers)
+                    && overlap(&self.area.heads, &wanted.area.heads))
     }
 }
 
@@ -351,25 +357,21 @@ impl Claim {
         }
         let Some(entry) = claims.in_flight.get(self.key) else { return Ok(()) };
         let blocks = entry.blocks.to_vec();
-        let Area { layers, heads, tokens } = entry.area.clone();
-        let (access, group) = (entry.access, entry.group);
-        let wanted = BlockUse { access, blocks: &blocks, group, layers, heads, tokens };
+        let (access, group, area) = (entry.access, entry.group, entry.area.clone());
+        let wanted = BlockUse { access, blocks: &blocks, group, area };
         if has_orphaned {
-            let conflicts = claims.conflicts(&wanted, |entry| entry.is_orphaned, |_| true);
-            if !conflicts.is_empty() {
-                return Err(TransferError::Conflict { conflicts });
-            }
+            no_conflicts(claims.conflicts(&wanted, |entry| entry.is_orphaned, |_| true))?;
         }
         if wanted.access == Access::Write || allow_incomplete {
             return Ok(());
         }
-        incomplete(claims.incomplete.among(&blocks, group, &wanted.area()))
+        claims.check_complete(&wanted)
     }
 }
 
-/// Fails if there are any incomplete blocks.
-pub(crate) fn incomplete(blocks: Vec<u32>) -> Result<(), TransferError> {
-    if blocks.is_empty() { Ok(()) } else { Err(TransferError::Incomplete { blocks }) }
+/// Fails if there are any conflicts.
+pub(crate) fn no_conflicts(conflicts: Vec<BlockConflict>) -> Result<(), TransferError> {
+    if conflicts.is_empty() { Ok(()) } else { Err(TransferError::Conflict { conflicts }) }
 }
 
 impl Drop for Claim {
@@ -379,7 +381,7 @@ impl Drop for Claim {
         }
         let claims = &mut *lock(&self.table.claims);
         let Some(entry) = claims.in_flight.try_remove(self.key) else { return };
-        claims.counts.remove(&entry.blocks, entry.access);
+        claims.counts.remove(entry.blocks.parts(), entry.access);
         if entry.is_orphaned {
             self.table.orphaned.fetch_sub(1, atomic::Ordering::Release);
             self.table.orphaned_ended.fetch_add(1, atomic::Ordering::Release);

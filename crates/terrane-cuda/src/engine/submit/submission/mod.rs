@@ -1,11 +1,11 @@
 //! A job during its submission: its submitted chunks, and its next chunk.
 
+mod end;
 mod steps;
 mod sums;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use smallvec::SmallVec;
 use terrane_transfer::calibration::{CopyPath, Direction};
@@ -13,11 +13,11 @@ use terrane_transfer::{CopyFailure, CopyGrid, CopyJob};
 
 use crate::engine::checksums::job_sums::JobSums;
 use crate::engine::complete::failed_job::engine_failure;
-use crate::engine::complete::in_flight::{DueTime, InFlight};
-use crate::engine::complete::job_resources::{JobResources, PathSample};
 use crate::engine::complete::progress::JobProgress;
+use crate::engine::geometry::packing::Packing;
+use crate::engine::path::choice::Corrections;
 use crate::engine::resources::block_lists::{BlockLists, MAX_SMALL_PAIRS, list_bytes};
-use crate::engine::resources::device_mapping::DeviceMapping;
+use crate::engine::resources::device_mapping::MappedEnds;
 use crate::engine::resources::job_streams::{JobStreams, StreamLease};
 use crate::engine::resources::scratch::Scratch;
 use crate::engine::shared::Shared;
@@ -29,14 +29,15 @@ use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::runtime::event::{Event, Timing};
 
-/// A job, and the progress of its submission.
+/// A job, the progress of its submission, and the resources that it needs until it has ended.
 pub(crate) struct Submission {
     /// The streams. For a path with one stream, the first carries all work. For the staged path,
     /// the first carries the copies and the second the kernels. They drop first, so that the job's
     /// resources outlive the work on them.
     streams: JobStreams,
-    /// The buffer of the next chunk, if it needs one.
-    scratch: Option<Scratch>,
+    /// The buffer of the next chunk, if it needs one, or a buffer that failed work may still use. It
+    /// returns to its direction.
+    scratch: Option<(Scratch, Arc<DirectionQueue>)>,
     /// The block lists for the kernels, if a launch does not carry them.
     lists: Option<BlockLists>,
     /// The memory of these lists, before they are written.
@@ -49,7 +50,7 @@ pub(crate) struct Submission {
     direction: Direction,
     path: CopyPath,
     /// The mappings of source and destination.
-    ends: [Arc<DeviceMapping>; 2],
+    ends: MappedEnds,
     /// The copy as strides; `None` if the driver copies run by run.
     grids: Arc<[CopyGrid]>,
     steps: Steps,
@@ -61,8 +62,8 @@ pub(crate) struct Submission {
     /// The number of submitted layers, counted from the first of the transfer.
     layers_submitted: u32,
     layers: Vec<(Range<u32>, Event)>,
-    /// Whether its duration can correct the costs of its path.
-    is_sampled: bool,
+    /// The corrections of the paths' costs, if its duration can correct them.
+    sampled: Option<Arc<Corrections>>,
     /// Whether the whole job is submitted at once, to one stream.
     is_whole: bool,
 }
@@ -80,14 +81,15 @@ impl Submission {
         job: CopyJob,
         direction: Direction,
         path: CopyPath,
-        ends: [Arc<DeviceMapping>; 2],
-    ) -> Self {
+        packing: Option<Packing>,
+        ends: MappedEnds,
+    ) -> Box<Self> {
         let grids = job.plan().grids().unwrap_or_default();
         let layer_by_layer = job.layers().is_some();
         let steps = match path {
             CopyPath::Staged => {
-                match Staged::of(shared, job.plan(), &grids, direction, layer_by_layer) {
-                    Some(staged) => Steps::Staged(Box::new(staged)),
+                match Staged::of(shared, job.plan(), &grids, direction, packing, layer_by_layer) {
+                    Some(staged) => Steps::Staged(staged),
                     None => Steps::kernels(shared, job.plan(), &grids, direction, layer_by_layer),
                 }
             }
@@ -97,7 +99,7 @@ impl Submission {
             CopyPath::Contiguous | CopyPath::CopyEach => Steps::runs(false),
             CopyPath::Batched => Steps::runs(true),
         };
-        Self {
+        Box::new(Self {
             streams: JobStreams::default(),
             scratch: None,
             lists: None,
@@ -115,9 +117,9 @@ impl Submission {
             submitted: 0,
             layers_submitted: 0,
             layers: Vec::new(),
-            is_sampled: false,
+            sampled: None,
             is_whole: false,
-        }
+        })
     }
 
     pub(crate) fn job(&self) -> &CopyJob {
@@ -153,8 +155,8 @@ impl Submission {
     }
 
     /// Sets whether the job has the device to itself.
-    pub(crate) fn sample_if(&mut self, is_alone: bool) {
-        self.is_sampled = is_alone;
+    pub(crate) fn sample_if(&mut self, is_alone: bool, shared: &Shared) {
+        self.sampled = is_alone.then(|| Arc::clone(&shared.corrections));
     }
 
     /// Records that the whole job is submitted at once, to one stream, from here on.
@@ -195,6 +197,7 @@ impl Submission {
     /// # Errors
     ///
     /// The errors of the driver.
+    #[cold]
     pub(crate) fn do_without_scratch(&mut self, shared: &Shared) -> Result<(), CudaError> {
         if let [first, others @ ..] = &*self.streams
             && self.submitted > 0
@@ -276,13 +279,15 @@ impl Submission {
     }
 
     /// Gives the job the buffer of its next chunk.
-    pub(crate) fn put_scratch(&mut self, scratch: Scratch) {
-        self.scratch = Some(scratch);
+    pub(crate) fn put_scratch(&mut self, scratch: Scratch, queue: &Arc<DirectionQueue>) {
+        self.scratch = Some((scratch, Arc::clone(queue)));
     }
 
-    /// Returns a buffer that the job was given but did not need.
-    pub(crate) fn take_scratch(&mut self) -> Option<Scratch> {
-        self.scratch.take()
+    /// Gives back a buffer that the job was given but did not need.
+    pub(crate) fn give_back_scratch(&mut self) {
+        if let Some((scratch, queue)) = self.scratch.take() {
+            queue.give_back(scratch);
+        }
     }
 
     /// Submits the next chunk, and returns the submitted work; `None` if no chunk is left. Without a
@@ -306,6 +311,9 @@ impl Submission {
         let SubmittedCopies { bytes, stream, layers } = copies;
         self.submitted += bytes;
         let event = self.mark(shared, stream, layers).map_err(engine_failure)?;
+        if let Some((scratch, queue)) = self.scratch.take() {
+            queue.lend(scratch, event.clone());
+        }
         // The layers and the buffer do not wait for the sums. The end of the job does.
         if self.sums.is_some()
             && self.continue_sums(shared, stream, &event).map_err(engine_failure)?
@@ -317,7 +325,7 @@ impl Submission {
         let job = &self.job;
         let new = || JobProgress::new(job);
         let count = (!self.is_whole).then(|| Arc::clone(self.count.get_or_insert_with(new)));
-        Ok(Some(SubmittedChunk { event, scratch: self.scratch.take(), bytes, count }))
+        Ok(Some(SubmittedChunk { event, bytes, count }))
     }
 
     /// Records an event after a stream's work so far, which is also the event of `layers`.
@@ -327,14 +335,22 @@ impl Submission {
             self.marks.remove(0);
         }
         self.marks.push((event.clone(), self.submitted));
-        if let Some(signals) = self.job.layers().filter(|_| layers > self.layers_submitted) {
-            let first = self.job.plan().layers().start;
-            let arrived = first + self.layers_submitted..first + layers;
-            signals.submitted(arrived.clone(), event.transfer_handle());
-            self.layers.push((arrived, event.clone()));
-            self.layers_submitted = layers;
+        if self.job.layers().is_some() && layers > self.layers_submitted {
+            self.mark_layers(&event, layers);
         }
         Ok(event)
+    }
+
+    /// Records that `event` is behind the first `layers` layers.
+    #[inline(never)]
+    fn mark_layers(&mut self, event: &Event, layers: u32) {
+        let first = self.job.plan().layers().start;
+        let arrived = first + self.layers_submitted..first + layers;
+        if let Some(signals) = self.job.layers() {
+            signals.submitted(arrived.clone(), event.transfer_handle());
+        }
+        self.layers.push((arrived, event.clone()));
+        self.layers_submitted = layers;
     }
 
     /// Records an event after a stream's work so far, of the kind that the end of this job needs.
@@ -354,53 +370,5 @@ impl Submission {
         let (event, stream) = order_event.into_parts();
         self.marks.push((event, 0));
         stream.into_iter().for_each(|stream| self.streams.push(stream));
-    }
-
-    /// Converts a job whose chunks are all submitted. The error is a job without any work.
-    pub(crate) fn into_in_flight(
-        self,
-        shared: &Shared,
-        predicted: Duration,
-        due: Option<DueTime>,
-    ) -> Result<Arc<InFlight>, Box<JobResources>> {
-        let (direction, path, is_sampled) = (self.direction, self.path, self.is_sampled);
-        let Self {
-            streams,
-            lists,
-            sums,
-            job,
-            kernels,
-            count,
-            ends,
-            mut marks,
-            submitted,
-            layers,
-            ..
-        } = self;
-        let end = marks.pop().map(|(event, _)| event);
-        let mut before = marks.into_iter().rev();
-        let before_end = before.find(|(_, bytes)| submitted - bytes >= NEAR);
-        let before_end = before_end.map(|(event, _)| event);
-        let corrections = || Arc::clone(&shared.corrections);
-        // The calibration predicts copies without checksums.
-        let sample = (is_sampled && sums.is_none()).then(|| PathSample {
-            corrections: corrections(),
-            direction,
-            path,
-            predicted,
-        });
-        let resources =
-            JobResources { streams, scratch: None, lists, sums, job, count, ends, sample, kernels };
-        match end {
-            Some(end) => Ok(InFlight::new(resources, end, before_end, layers, due)),
-            None => Err(Box::new(resources)),
-        }
-    }
-
-    /// Converts a job after the failure of a chunk. Its buffer, if any, returns to its direction.
-    pub(crate) fn into_resources(self, queue: Option<&Arc<DirectionQueue>>) -> Box<JobResources> {
-        let Self { streams, scratch, lists, sums, job, kernels, count, ends, .. } = self;
-        let (scratch, sample) = (scratch.zip(queue.map(Arc::clone)), None);
-        Box::new(JobResources { streams, scratch, lists, sums, job, count, ends, sample, kernels })
     }
 }

@@ -12,7 +12,7 @@ use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::geometry::chunker::{ChunkRamp, Chunker, bytes_of_launch};
 use crate::engine::geometry::index;
 use crate::engine::geometry::packing::{
-    Chunk, Packing, PackingOrder, packing_for, runs_are_blocks, staged_side,
+    Chunk, Packing, PackingOrder, runs_are_blocks, staged_side,
 };
 use crate::engine::resources::block_lists::{BlockLists, list_bytes};
 use crate::engine::resources::device_mapping::DeviceMapping;
@@ -40,12 +40,11 @@ pub(crate) enum Steps {
         /// Whether the lists of block ids have not been uploaded yet.
         lists: bool,
     },
-    Staged(Box<Staged>),
+    Staged(Staged),
 }
 
 pub(crate) struct Staged {
     chunker: Chunker,
-    packing: Packing,
     /// The blocks in the host's order, if the plan has another order: those of the source, and
     /// those of the destination.
     sorted: Option<[Vec<u32>; 2]>,
@@ -63,6 +62,7 @@ const MOST_TOGETHER: usize = 4096;
 const LAYERS_TOGETHER: u64 = 4 << 20;
 
 impl Submission {
+    #[inline(never)]
     pub(crate) fn step_runs(
         &mut self,
         shared: &Shared,
@@ -122,7 +122,11 @@ impl Submission {
         &mut self,
         shared: &Shared,
     ) -> Result<Option<SubmittedCopies>, CudaError> {
-        self.list_blocks(shared)?;
+        if let Steps::Kernels { lists, .. } = &mut self.steps
+            && std::mem::take(lists)
+        {
+            self.list_blocks(shared)?;
+        }
         let Steps::Kernels { chunker, ctas, .. } = &mut self.steps else { return Ok(None) };
         let (Some(chunk), Some(stream)) = (chunker.next(), self.streams.first()) else {
             return Ok(None);
@@ -141,13 +145,11 @@ impl Submission {
         Ok(Some(SubmittedCopies { bytes: chunker.bytes(&chunk), stream: 0, layers }))
     }
 
-    /// Writes the block ids into the device's memory, if a launch does not carry them all.
+    /// Writes the block ids into the device's memory, because a launch does not carry them all.
+    #[inline(never)]
     fn list_blocks(&mut self, shared: &Shared) -> Result<(), CudaError> {
         let plan = self.job.plan();
-        let Steps::Kernels { lists: wanted, .. } = &mut self.steps else { return Ok(()) };
-        let Some(stream) = self.streams.first().filter(|_| std::mem::take(wanted)) else {
-            return Ok(());
-        };
+        let Some(stream) = self.streams.first() else { return Ok(()) };
         let blocks = Side::BOTH.map(|side| plan.grid_blocks(side));
         let lists = match self.list_memory.take() {
             Some(lists) => Ok(lists),
@@ -171,7 +173,7 @@ impl Submission {
         // A transfer of one chunk uses one stream.
         let Some(copies) = self.streams.first() else { return Ok(None) };
         let packing = self.streams.get(1).unwrap_or(copies);
-        let Some(scratch) = &mut self.scratch else { return Ok(None) };
+        let Some((scratch, _)) = &mut self.scratch else { return Ok(None) };
         let (buffer, batch) = scratch.address_and_batch();
         // A failed chunk may have left copies in the list.
         batch.clear();
@@ -193,7 +195,7 @@ impl Submission {
         let Some(host_end) = self.grids.first().map(|grid| grid.end(host_side)) else {
             return Ok(None);
         };
-        let page = staged.packing.page;
+        let page = staged.chunker.packing.page;
         let begin = page.map_or(host_end.offset, |page| page.offset());
         let outer_stride = page.map_or(host_end.outer_stride, |page| page.part_stride());
         let host_blocks = match (sorted, to_host) {
@@ -213,7 +215,7 @@ impl Submission {
         // The part of the last stretch, and the address of its block 0.
         let mut of_part = ((0, 0), begin_of((0, 0)));
         let mut found = Ok(());
-        staged.packing.stretches(&chunk, host_blocks, |stretch| {
+        staged.chunker.packing.stretches(&chunk, host_blocks, |stretch| {
             let part = (stretch.layer, stretch.outer);
             if of_part.0 != part {
                 of_part = (part, begin_of(part));
@@ -242,8 +244,9 @@ impl Submission {
         let launch = || {
             for grid in self.grids.iter() {
                 let [source, destination] = layout_ends(plan, grid, &self.ends, sorted, None);
-                let (end, mine) = (grid.end(host_side), staged.packing.of_grid(&chunk, grid));
-                let strides = staged.packing.strides(&chunk, end);
+                let (end, mine) =
+                    (grid.end(host_side), staged.chunker.packing.of_grid(&chunk, grid));
+                let strides = staged.chunker.packing.strides(&chunk, end);
                 let packed = KernelEnd::Packed { address: buffer, strides, end };
                 let (source, destination) =
                     if to_host { (source, packed) } else { (packed, destination) };
@@ -265,9 +268,9 @@ impl Submission {
             hand_over(copies, packing)?;
             launch()?;
         }
-        let whole = self.grids.first().map(|grid| staged.packing.of_grid(&chunk, grid));
+        let whole = self.grids.first().map(|grid| staged.chunker.packing.of_grid(&chunk, grid));
         let layers = whole.map_or(0, |chunk| layers_up_to(&self.grids, plan, &chunk));
-        let bytes = staged.packing.bytes(&chunk);
+        let bytes = staged.chunker.packing.bytes(&chunk);
         let stream = if to_host || is_alone { 0 } else { 1 };
         Ok(Some(SubmittedCopies { bytes, stream, layers }))
     }
@@ -329,7 +332,7 @@ impl Steps {
             // The copies of all chunks are on one stream, so sums on it would delay the next copy.
             Self::Kernels { .. } => ChunkOrder { is_in_order: false, sorted: None },
             Self::Staged(staged) => ChunkOrder {
-                is_in_order: staged.packing.order == PackingOrder::Blocks,
+                is_in_order: staged.chunker.packing.order == PackingOrder::Blocks,
                 sorted: staged.sorted.as_ref().map(|[_, destinations]| destinations.clone()),
             },
         }
@@ -401,11 +404,11 @@ impl Staged {
         plan: &TransferPlan,
         grids: &[CopyGrid],
         direction: Direction,
+        packing: Option<Packing>,
         layer_by_layer: bool,
     ) -> Option<Self> {
-        let side = staged_side(direction);
+        let (packing, side) = (packing?, staged_side(direction));
         let ramp = if side == Side::Destination { ChunkRamp::Up } else { ChunkRamp::Down };
-        let packing = packing_for(plan, grids, side, layer_by_layer)?;
         let cells = grids.iter().map(|grid| grid.bytes.get());
         let largest = bytes_of_launch(shared.options.scratch_bytes.get(), cells);
         let largest = if layer_by_layer {
@@ -422,6 +425,6 @@ impl Staged {
             let of_end = |side, blocks| plan.numbered(side, blocks);
             [of_end(Side::Source, sources), of_end(Side::Destination, destinations)]
         });
-        Some(Self { chunker, packing, sorted, numbers, is_first: true, is_only: false })
+        Some(Self { chunker, sorted, numbers, is_first: true, is_only: false })
     }
 }

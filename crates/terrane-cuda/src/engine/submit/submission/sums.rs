@@ -32,6 +32,7 @@ impl Submission {
     /// # Errors
     ///
     /// The driver's, [`CudaError::NoMemoryForChecksums`].
+    #[inline(never)]
     pub(super) fn continue_sums(
         &mut self,
         shared: &Shared,
@@ -89,7 +90,7 @@ impl Submission {
             sums.has_stream = true;
         }
         let Some(stream) = stream_of(&self.streams, sums.side(), at) else { return Ok(()) };
-        let [source, destination] = &self.ends;
+        let [source, destination] = &*self.ends;
         let mapping = if sums.side() == Side::Source { source } else { destination };
         sums.begin(shared, self.job.plan(), mapping, stream)?;
         if sums.side() == Side::Destination {

@@ -14,6 +14,7 @@ use crate::engine::rate::Rate;
 use crate::error::TransferError;
 use crate::explain::{Explanation, Report};
 use crate::hazard::conflict::Access;
+use crate::hazard::table::incomplete::Area;
 use crate::hazard::table::{ALL_TOKENS, BlockUse, HazardTable};
 use crate::hazard::ticket::Ticket;
 use crate::plan::planner::Planner;
@@ -64,8 +65,11 @@ fn job(sink: Arc<dyn OutcomeSink>) -> (CopyJob, Ticket) {
     let (table, ticket) = (HazardTable::new(1), Ticket::new([]));
     let claim = |access| {
         let (layers, heads, tokens) = (0..2, 0..1, ALL_TOKENS);
-        let used = BlockUse { access, blocks: &[0], group: 0, layers, heads, tokens };
-        table.lock().claim(&ticket, &used)
+        let used =
+            BlockUse { access, blocks: &[0], group: 0, area: Area { layers, heads, tokens } };
+        let mut locked = table.lock();
+        let _is_free = locked.count(&used);
+        locked.claim(&ticket, &used)
     };
     let (reading, writing) = (claim(Access::Read), claim(Access::Write));
     let claims = TransferClaims { reading, writing, ticket: ticket.clone() };
