@@ -41,11 +41,22 @@ MODULES = {
             "PoolTransfer", "PoolTransferResult", "HiCacheStorage",
         ],
         "sglang.srt.mem_cache.storage.backend_factory": ["StorageBackendFactory"],
+        "sglang.srt.mem_cache.unified_cache.unified_cache_linker": ["UnifiedCacheLinker"],
+        # The other modules of the linker, of which releases before 0.5.23 lack the factory.
+        "sglang.srt.mem_cache.unified_cache.linker_factory": ["create_unified_cache_linker"],
+        "sglang.srt.mem_cache.unified_cache.linker_config": ["UnifiedCacheLinkerConfig"],
+        "sglang.srt.mem_cache.hybrid_cache.linker_pool_assembler": [
+            "DevicePoolEntry", "DevicePoolGroup", "resolve_hybrid_device_pool_group",
+        ],
+        "sglang.srt.mem_cache.cache_init_params": ["CacheInitParams"],
     },
 }
 
 # Classes whose attributes are recorded as well, because Terrane reads them.
-ATTRIBUTES = {"CPUOffloadingManager", "CPUOffloadingWorker", "SingleDirectionOffloadingHandler"}
+ATTRIBUTES = {
+    "CPUOffloadingManager", "CPUOffloadingWorker", "SingleDirectionOffloadingHandler", "DevicePoolEntry",
+    "DevicePoolGroup",
+}
 
 # Expressions in these files whose value is one of Terrane's objects: (receiver, Terrane's class). A receiver is the
 # text before the call's last dot, or the called name itself.
@@ -81,5 +92,11 @@ CALLS = {
             ("self.cache_controller.storage_backend", "storage"),
         ],
         "sglang/srt/mem_cache/storage/backend_factory.py": [("backend_class(", "storage")],
+        "sglang/srt/mem_cache/unified_cache/linker_factory.py": [("linker_cls(", "linker")],
+        "sglang/srt/mem_cache/unified_cache/unified_cache_linker.py": [("self.cache_linker", "linker")],
+        "sglang/srt/managers/tp_worker.py": [("self.hicache_layer_transfer_counter", "counter")],
+        "sglang/srt/mem_cache/memory_pool.py": [("self.layer_transfer_counter", "counter")],
+        "sglang/srt/mem_cache/deepseek_v4_memory_pool.py": [("self.layer_transfer_counter", "counter")],
+        "sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py": [("counter", "counter")],
     },
 }

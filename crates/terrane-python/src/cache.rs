@@ -300,6 +300,15 @@ impl KvCache {
         Ok(Blocks::of_cache(blocks, whole, slf.clone().unbind()))
     }
 
+    /// Records that other code writes these blocks whole before a job reads them. Without it, a job refuses to read a
+    /// block that a failed job may have written in part.
+    ///
+    /// Raises `StoreError` if a job uses them.
+    fn mark_written(&self, numbers: &Bound<'_, PyAny>) -> PyResult<()> {
+        // When a hold for writing ends, its blocks count as written.
+        self.endpoint.hold_for_write(&short(numbers)?).map(drop).map_err(refused)
+    }
+
     /// The number of blocks.
     fn __len__(&self) -> usize {
         usize::try_from(self.endpoint.layout().geometry().num_blocks()).unwrap_or(0)

@@ -44,3 +44,16 @@ def opened(directory):
     yield open_store
     for store in stores:
         store.close()
+
+
+def damage(directory, content):
+    """Flips a bit of these bytes in the files below a folder."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with open(os.path.join(folder, name), "r+b") as file:
+                at = file.read().find(content)
+                if at >= 0:
+                    file.seek(at)
+                    file.write(bytes([content[0] ^ 1]))
+                    return
+    raise AssertionError("the block was not found")

@@ -92,11 +92,78 @@ class StorageBase:
         self.mem_pool_host = mem_pool_host
 
 
+class LinkerBase:
+    """The base of SGLang's linkers. Host memory has no streams."""
+
+    forward_stream = None
+
+    def record_offload_ready(self):
+        cuda = getattr(sys.modules["torch"], "cuda", None)
+        if cuda is None:
+            return []
+        streams = [cuda.current_stream(), self.forward_stream]
+        return [stream.record_event() for stream in streams if stream is not None]
+
+
+class DevicePoolEntry:
+    """A device pool: the address, the stride of rows and the bytes of a page of each buffer."""
+
+    def __init__(self, *, name, indices_from_pool, device_pool, components, layer_mapping, page_size, rows_are_pages):
+        self.name, self.indices_from_pool, self.device_pool = name, indices_from_pool, device_pool
+        self.components, self.layer_mapping, self.page_size = components, layer_mapping, page_size
+        self._row_span = 1 if rows_are_pages else page_size
+        self.buffer_meta = [[self._meta(buffer) for buffer in component] for component in components]
+
+    def _meta(self, buffer):
+        row_bytes = buffer.nbytes // buffer.shape[0]
+        return buffer.data_ptr(), buffer.stride(0) * buffer.element_size(), row_bytes * self._row_span
+
+    def translate_indices(self, indices):
+        return indices
+
+    def prepare_locations(self, indices):
+        firsts = [int(index) for index in indices.tolist()][:: self.page_size]
+        if len(indices) % self.page_size or any(index % self.page_size for index in firsts):
+            raise ValueError(f"the pool {self.name} got a part of a page")
+        return [index // self.page_size if self._row_span == 1 else index for index in firsts]
+
+
+class DevicePoolGroup:
+    """The device pools of a model. Pools such as an indexer use the indices of another pool."""
+
+    def __init__(self, entries, num_layers, page_size, *, rank_replicated=False):
+        self.entries, self.num_layers, self.page_size = entries, num_layers, page_size
+        self.entry_map = {entry.name: entry for entry in entries}
+        self.rank_replicated = rank_replicated
+
+    def resolve_transfers(self, transfers, *, allow_partial=False, allow_missing_kv=False):
+        types = sys.modules["sglang.srt.mem_cache.hicache_storage"]
+        known = {transfer.name: transfer for transfer in transfers if transfer.keys}
+        is_whole = all(entry.indices_from_pool in [it.name for it in transfers] for entry in self.entries)
+        if (types.PoolName.KV not in known and not allow_missing_kv) or not (is_whole or allow_partial):
+            return []
+        expanded = []
+        for entry in self.entries:
+            source = known.get(entry.indices_from_pool)
+            if source is not None:
+                is_kv = entry.indices_from_pool == types.PoolName.KV
+                policy = types.PoolHitPolicy.ALL_PAGES if is_kv else source.hit_policy
+                indices = source.device_indices
+                indices = None if indices is None else entry.translate_indices(indices)
+                expanded.append(
+                    dataclasses.replace(source, name=entry.name, host_indices=indices, hit_policy=policy)
+                )
+        return expanded
+
+
 BEHAVIOUR = {
     "SecondaryTierManager": TierBase,
     "TieringOffloadingManager": ManagerBase,
     "TieringOffloadingSpec": SpecBase,
     "HiCacheStorage": StorageBase,
+    "UnifiedCacheLinker": LinkerBase,
+    "DevicePoolEntry": DevicePoolEntry,
+    "DevicePoolGroup": DevicePoolGroup,
 }
 
 
@@ -165,7 +232,7 @@ def installed(engine, version):
         default = utils.DEFAULT_NONE_HASH_SEED
         utils.get_none_hash_seed = lambda: os.environ.get("PYTHONHASHSEED", default)
     if engine == "sglang":
-        sys.modules["torch"] = types.SimpleNamespace(arange=numpy.arange)
+        sys.modules.setdefault("torch", types.SimpleNamespace(arange=numpy.arange))
     for name in [name for name in sys.modules if f"{name}.".startswith(f"terrane_kv.{engine}.")]:
         del sys.modules[name]
     try:

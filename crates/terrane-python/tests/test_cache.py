@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 import terrane_kv
+from conftest import damage
 
 BLOCKS, LAYERS, PAGE, HEADS, DIM = 6, 3, 4, 2, 8
 SHAPES = {
@@ -296,3 +297,22 @@ def test_what_does_not_fit_is_named():
         terrane_kv.KvCache([*arrays, arrays[0][:, :2]], "block token row")
     with pytest.raises((AttributeError, TypeError)):
         terrane_kv.KvCache([object()], "block token row")
+
+
+def test_a_block_that_a_failed_get_wrote_in_part_is_read_after_it_was_written(opened, directory):
+    axes = "block outer token head dim"
+    arrays = arrays_of(axes)
+    cache = adopted(axes, arrays)
+    store = opened(groups=[("kv", cache)])
+    assert store.put(["a"], cache.blocks([1])).wait(10).ok
+    content = block_of(axes, arrays[0], 1).tobytes()
+    store.close()
+    damage(directory, content)
+    store = opened(groups=[("kv", cache)])
+    assert store.get(["a"], cache.blocks([3])).wait(10).results == ["corrupt"]
+    refused = store.put(["b"], cache.blocks([3])).wait(10)
+    assert not refused.ok and "in part" in refused.error
+    cache.mark_written([3])
+    assert store.put(["b"], cache.blocks([3])).wait(10).ok
+    with pytest.raises(terrane_kv.StoreError):
+        cache.mark_written([BLOCKS])

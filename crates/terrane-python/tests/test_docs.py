@@ -17,7 +17,7 @@ import pytest
 import adapters
 import cuda_driver
 import terrane_kv
-from engines import installed
+from engines import installed, tables
 
 PAGES = os.path.join(os.path.dirname(__file__), "../../../docs/engines")
 # Sizes on the pages, and the sizes for a test, because a store reserves its space on disk.
@@ -141,6 +141,18 @@ def test_the_options_for_lmcache_and_sglang_are_json_and_name_our_classes():
             if options is lmcache:
                 inspect.signature(made).bind(**options["adapter_params"])
     assert terrane_kv.__version__
+
+
+def test_the_options_for_sglang_s_linker_have_its_form_and_name_our_class():
+    text = "".join(blocks("sglang.md", "text"))
+    (config,) = (json.loads(it) for it in re.findall(r"linker-config '(.*?)'", text, re.DOTALL))
+    newest = adapters.newest("sglang")
+    interfaces = tables("sglang")[newest]["interfaces"]
+    form = interfaces["sglang.srt.mem_cache.unified_cache.linker_config"]["UnifiedCacheLinkerConfig"]["class"]
+    assert config.keys() == {name for name, _, _ in form["fields"]}
+    with installed("sglang", newest):
+        module = __import__(config["linker_module_path"], fromlist=["it"])
+        getattr(module, config["linker"])._check(config["linker_extra_config"])
 
 
 def test_the_page_of_the_engines_own_tests_names_each_of_them(monkeypatch):

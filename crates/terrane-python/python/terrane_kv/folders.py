@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from terrane_kv import report
-from terrane_kv._native import InUseError, Store
+from terrane_kv._native import InUseError, KvCache, Store, Tier
 from terrane_kv.keys import KeySeed
 
 logger = logging.getLogger("terrane_kv")
@@ -116,21 +116,22 @@ def open_rank(
     engine: str,
     directory: str,
     capacity: int | str,
-    groups: Sequence[tuple[str, int] | tuple[str, int, int]],
+    groups: Sequence[tuple[str, int | KvCache] | tuple[str, int | KvCache, int]],
     model: str,
     fields: Mapping[str, object],
     seed: KeySeed,
     rank: int,
     ranks: int,
     memory: int | str = 0,
+    device: int | None = None,
     read_only: bool = False,
 ) -> Store:
     """Opens `directory/rank-R-of-N` with an equal share of the capacity.
 
     Each process needs its own folder, because one process owns a store. `fields` are the values that must match before
     a process may read blocks that another process has written. A hash replaces the end of a long value. `groups` are
-    names, block sizes in bytes, and weights. `memory` is the size of a tier of host memory above the disk, which is also
-    divided into equal shares; 0 for no tier.
+    names, block sizes in bytes or caches, and weights. `memory` is the size of a tier of host memory above the disk, which
+    is also divided into equal shares; 0 for no tier. With the number of a CUDA `device`, this memory is pinned.
 
     Raises `ValueError` if `rank` is not below `ranks`.
     """
@@ -140,6 +141,7 @@ def open_rank(
             "share it"
         )
     share = capacity_bytes(capacity) // ranks
+    host_bytes = capacity_bytes(memory) // ranks if memory else 0
     if not seed.is_reproducible:
         logger.warning("the cache in %s will not survive a restart: %s", directory, seed.remedy)
     namespace = {
@@ -159,7 +161,8 @@ def open_rank(
         fields=namespace,
         persistent=seed.is_reproducible,
         read_only=read_only,
-        host_bytes=capacity_bytes(memory) // ranks if memory else 0,
+        host_bytes=host_bytes if device is None else 0,
+        tiers=[Tier.pinned(host_bytes, device=device)] if device is not None and host_bytes else [],
         keep_keys=True,
     )
     report.note_store(store, engine, directory, seed)

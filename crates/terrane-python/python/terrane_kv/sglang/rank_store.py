@@ -9,9 +9,10 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from terrane_kv import keys as key_seeds
 from terrane_kv._native import ClosedError, NamespaceError, StoreError
-from terrane_kv.folders import RateLimitedWarning, namespace_name, open_unowned, rank_folder, whole
+from terrane_kv.folders import RateLimitedWarning, namespace_name, open_unowned, rank_folder
 from terrane_kv.sharing import Client, Server
 from terrane_kv.sglang.pools import has_some_layers, is_logical, is_sharded, page_bytes, weighted_groups
+from terrane_kv.sglang.ranks import engine_numbers, engine_setting, parallel_setting
 
 logger = logging.getLogger("terrane_kv")
 
@@ -136,8 +137,8 @@ class RankStore:
             ],
             "split_heads": [config.tp_lcm_size, config.should_split_heads],
             # The model's name may be the alias that clients use (--served-model-name).
-            "model_path": _engine_setting("get_model", "model_path"),
-            "model_revision": _engine_setting("get_model", "revision"),
+            "model_path": engine_setting("get_model", "model_path"),
+            "model_revision": engine_setting("get_model", "revision"),
             "revision": self._extra.get("revision"),
             "rope_scaling": self._extra.get("rope_scaling"),
         }
@@ -183,13 +184,13 @@ class RankStore:
         """
         if not self.is_shared or any(has_some_layers(pool) for pool in self.pools.values()):
             return False
-        return (_parallel_setting("attn_tp_size") or self._config.tp_size) != self._config.tp_size
+        return (parallel_setting("attn_tp_size") or self._config.tp_size) != self._config.tp_size
 
     def _kv_dtype(self):
         """The type of the cache's elements, if the pools do not have it: they store types of 8 bits and less as uint8."""
         if not any(str(getattr(pool, "dtype", None)) == "torch.uint8" for pool in self.pools.values()):
             return None
-        dtype = self._extra.get("kv_dtype") or _engine_setting("get_model", "kv_cache_dtype")
+        dtype = self._extra.get("kv_dtype") or engine_setting("get_model", "kv_cache_dtype")
         if dtype is None:
             raise ValueError(
                 "the host pool has elements of uint8, and SGLang does not pass their type; set `kv_dtype` in the extra "
@@ -205,52 +206,7 @@ class RankStore:
         return "spans" if self._extra.get("interface_v1") else "flat"
 
     def _engines(self):
-        """The group of dp attention, the number of groups, the number of engines, and the numbers that this engine may
-        use, the preferred number first."""
-        group = getattr(self._config, "dp_rank", 0) or 0
-        groups = int(self._extra.get("dp_groups") or _parallel_setting("attn_dp_size") or 1)
-        if group >= groups:
-            raise ValueError(
-                f"this is group {group} (from 0) of dp attention, and {groups} are known; set `dp_groups` in the extra "
-                "config to the value of --dp-size"
-            )
-        replicas = max(1, (_parallel_setting("num_dp_ranks") or groups) // groups)
-        engines = whole("engines", self._extra.get("engines", replicas), 1)
-        if "engine" in self._extra:
-            engine = whole("engine", self._extra["engine"], 0)
-            if engine >= engines:
-                raise ValueError(
-                    f"this is engine {engine} (from 0), and {engines} share root_dir; set `engines` in the extra config "
-                    "to the number of servers"
-                )
-            return group, groups, engines, [engine]
-        replica = _parallel_setting("dp_rank") if groups == 1 else None
-        if self.is_shared and engines > 1:
-            if replica is None or replica >= engines:
-                raise ValueError(
-                    f"{engines} engines share root_dir, and the ranks of each must find their rank 0; set `engine` in the "
-                    "extra config to the number of this engine, from 0"
-                )
-            return group, groups, engines, [replica]
-        numbers = sorted(range(engines), key=lambda number: number != replica)
-        return group, groups, engines, numbers
-
-
-def _parallel_setting(name):
-    """A rank or a size from SGLang's context of this process, or None."""
-    value = _engine_setting("get_parallel", name)
-    return value if isinstance(value, int) else None
-
-
-def _engine_setting(part, name):
-    """A value in a part of SGLang's context of this process, or None."""
-    try:
-        from sglang.srt import runtime_context
-
-        return getattr(getattr(runtime_context, part)(), name)
-    except Exception:
-        # The context raises errors of several types for an unknown name, or before SGLang has started.
-        return None
+        return engine_numbers(getattr(self._config, "dp_rank", None), self._extra, self.is_shared)
 
 
 def _name(pool):

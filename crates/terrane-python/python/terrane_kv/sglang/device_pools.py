@@ -1,0 +1,106 @@
+"""The pages of SGLang's device pools, as blocks of caches."""
+
+from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.hybrid_cache import linker_pool_assembler
+
+from terrane_kv._native import KvCache, StoreError
+
+# The pools of models whose layers are alike. SGLang's own assembly refuses them.
+PLAIN = ("MHATokenToKVPool", "MLATokenToKVPool")
+# The attributes of these pools with scales of quantized elements.
+SCALES = ("k_scale_buffer", "native_k_scale_buffer", "kv_scale_buffer")
+
+
+def pool_group(params, components):
+    """SGLang's group of the physical device pools of a model.
+
+    Raises `ValueError` for a model that SGLang or Terrane cannot describe.
+    """
+    kvcache = params.token_to_kv_pool_allocator.get_kvcache()
+    if type(kvcache).__name__ in PLAIN and {component.name for component in components} == {"FULL"}:
+        return _plain_group(kvcache, params)
+    return linker_pool_assembler.resolve_hybrid_device_pool_group(
+        kvcache=kvcache, page_size=params.page_size, params=params, components=components
+    )
+
+
+def _plain_group(kvcache, params):
+    """The group of the only pool of a model."""
+    drafts = (*getattr(params, "mtp_draft_device_pools", ()), *getattr(params, "sidecar_draft_device_pools", ()))
+    if drafts:
+        raise ValueError(
+            "Terrane's linker does not store the cache of a draft model; start SGLang without speculative decoding, or "
+            "use HiCache"
+        )
+    if any(getattr(kvcache, name, None) is not None for name in SCALES):
+        raise ValueError(
+            "Terrane's linker does not store a cache with scales; set another --kv-cache-dtype, or use HiCache"
+        )
+    layers = kvcache.layer_num
+    is_latent = "MLA" in type(kvcache).__name__
+    buffers = list(kvcache.kv_buffer) if is_latent else [*(kvcache.k_buffer or ()), *(kvcache.v_buffer or ())]
+    if len(buffers) != layers * (1 if is_latent else 2):
+        raise ValueError(f"SGLang's pool has {len(buffers)} buffers for {layers} layers; use HiCache for this model")
+    entry = linker_pool_assembler.DevicePoolEntry(
+        name=PoolName.KV,
+        indices_from_pool=PoolName.KV,
+        device_pool=kvcache,
+        components=[buffers],
+        layer_mapping={layer: layer if is_latent else (layer, layers + layer) for layer in range(layers)},
+        page_size=params.page_size,
+        # In any other layout, a row has the tokens of a page.
+        rows_are_pages=(getattr(kvcache, "kv_cache_layout", None) or "nhd") != "nhd",
+    )
+    return linker_pool_assembler.DevicePoolGroup([entry], layers, params.page_size, rank_replicated=is_latent)
+
+
+class DevicePool:
+    """The pages of one of SGLang's device pools. `number` is its group in the store.
+
+    Raises `ValueError` for memory that Terrane cannot describe.
+    """
+
+    def __init__(self, number, entry):
+        self.number, self._entry = number, entry
+        self.name = getattr(entry.name, "value", entry.name)
+        self.first_layer = min(entry.layer_mapping)
+        buffers = [buffer for component in entry.components for buffer in component]
+        device = buffers[0].device
+        self.device = (device.index or 0) if device.type == "cuda" else None
+        rows = {_rows_of_page(self.name, buffer, meta) for buffer, meta in _with_meta(entry)}
+        if len(rows) != 1:
+            raise ValueError(f"the pages of the pool {self.name} have different numbers of rows: {sorted(rows)}")
+        (self._rows,) = rows
+        pages = min(buffer.shape[0] for buffer in buffers) // self._rows
+        # The forms are in the order of SGLang's buffers, which is the order of a page's bytes in the store.
+        members = {}
+        for _, (pointer, row_stride, span) in _with_meta(entry):
+            members.setdefault((span, row_stride * self._rows), []).append(pointer)
+        parts = [(pointers, span, [pages], [stride]) for (span, stride), pointers in members.items()]
+        # The geometry on which stored pages depend: the bytes of a page in each buffer, and the number of buffers.
+        self.form = [[span, len(pointers)] for pointers, span, _, _ in parts]
+        memory = "host" if self.device is None else self.device
+        try:
+            (self.cache,) = KvCache.pages([parts], keep=buffers, memory=memory)
+        except (StoreError, ValueError) as error:
+            raise ValueError(f"Terrane cannot describe SGLang's device pool {self.name}: {error}") from error
+
+    def page_ids(self, indices):
+        """The ids of the pages with these token indices. Copies the indices from the device."""
+        return [row // self._rows for row in self._entry.prepare_locations(indices)]
+
+
+def _with_meta(entry):
+    """Each buffer of a pool, with its address, the bytes from row to row, and the bytes of a page."""
+    for component, meta in zip(entry.components, entry.buffer_meta, strict=True):
+        yield from zip(component, meta, strict=True)
+
+
+def _rows_of_page(name, buffer, meta):
+    _, row_stride, span = meta
+    row = buffer.nbytes // buffer.shape[0]
+    if not buffer[0].is_contiguous() or (span > row and row_stride != row):
+        raise ValueError(
+            f"SGLang's device pool {name} has gaps between the bytes of a page; use HiCache for this model"
+        )
+    return span // row
