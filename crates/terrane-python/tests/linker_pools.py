@@ -1,6 +1,7 @@
 """A model's device pools and SGLang's linker with the engine's calls, over memory of the host or of a device."""
 
 import contextlib
+import gc
 import sys
 import time
 import types
@@ -144,6 +145,8 @@ class DriverMemory(Arrays):
         tensor.write(array)
 
     def release(self):
+        # A cache owns its addresses until it is freed, and the driver reuses them.
+        gc.collect()
         self.driver.synchronize()
         for tensor in self.made:
             tensor.held.free()

@@ -325,7 +325,7 @@ class TerraneCacheLinker(UnifiedCacheLinker):
 
         Until SGLang has written them, it does not store them.
         """
-        if self._owner != os.getpid():
+        if self._is_closed or self._owner != os.getpid():
             return
         try:
             for name, pages in moves.pages.items():
@@ -343,3 +343,5 @@ class TerraneCacheLinker(UnifiedCacheLinker):
         for worker in (self._load_worker, self._offload_worker):
             worker.stop(max(0.1, deadline - time.monotonic()))
         self._store.close(timeout=max(0.1, deadline - time.monotonic()))
+        # Their caches keep SGLang's buffers, and own the addresses.
+        self._device_pools.clear()
