@@ -1,6 +1,5 @@
 //! A device's primary context, bound for each call.
 
-use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use crate::driver::capture::RelaxedCaptureMode;
 use crate::driver::code::DriverCode;
 use crate::driver::functions::Functions;
 use crate::error::{CudaError, check};
+use crate::runtime::binding::{Binding, is_bound};
 use crate::runtime::device::{self, Device};
 use crate::runtime::event::IdleEvents;
 use crate::runtime::stream::Stream;
@@ -378,26 +378,12 @@ impl Shared {
         &self,
         call: impl FnOnce(&'static Functions) -> Result<T, CudaError>,
     ) -> Result<T, CudaError> {
-        let _binding = if BOUND.get() == self.raw { None } else { Some(self.bind()?) };
+        let _binding = if is_bound(self.raw) {
+            None
+        } else {
+            Some(Binding::new(self.driver, self.raw, &self.failed_drops)?)
+        };
         call(self.driver.functions())
-    }
-
-    /// Makes the context current, until the value drops.
-    #[inline(never)]
-    fn bind(&self) -> Result<Binding<'_>, CudaError> {
-        self.driver.check_process()?;
-        let functions = self.driver.functions();
-        let relaxed = RelaxedCaptureMode::new(self.driver);
-        let mut current = ptr::null_mut();
-        // SAFETY: the function writes one handle.
-        unsafe { functions.cuCtxGetCurrent(&raw mut current) }?;
-        let is_pushed = current != self.raw;
-        if is_pushed {
-            // SAFETY: the context is retained for as long as this value lives.
-            unsafe { functions.cuCtxPushCurrent_v2(self.raw) }?;
-        }
-        let outer = BOUND.replace(self.raw);
-        Ok(Binding { context: self, is_pushed, outer, _relaxed: relaxed })
     }
 }
 
@@ -439,39 +425,6 @@ fn note_failed_drop(shared: &Shared, error: &CudaError) {
         return;
     }
     tracing::warn!(device = %shared.device.id, %error, "a driver call of a drop failed");
-}
-
-thread_local! {
-    /// The context that this thread has bound, or null.
-    static BOUND: Cell<CUcontext> = const { Cell::new(ptr::null_mut()) };
-}
-
-/// A context that is current on this thread, and in the relaxed capture mode, until this value
-/// drops.
-struct Binding<'a> {
-    context: &'a Shared,
-    /// Whether the context was pushed on the thread's stack.
-    is_pushed: bool,
-    /// The context that was bound before, or null.
-    outer: CUcontext,
-    _relaxed: RelaxedCaptureMode,
-}
-
-impl Drop for Binding<'_> {
-    #[inline(never)]
-    fn drop(&mut self) {
-        BOUND.set(self.outer);
-        if !self.is_pushed {
-            return;
-        }
-        let mut popped = ptr::null_mut();
-        // SAFETY: the function writes one handle. Pushes and pops are balanced, so the popped
-        // context is the pushed one.
-        if unsafe { self.context.driver.functions().cuCtxPopCurrent_v2(&raw mut popped) }.is_err() {
-            // The failure is only counted: callers have locks under which no foreign code may run.
-            self.context.failed_drops.fetch_add(1, Ordering::Relaxed);
-        }
-    }
 }
 
 terrane_core::debug_fields!(Context, |it| { device: it.0.device.id, lost: it.lost() });

@@ -1,5 +1,6 @@
 //! The driver's objects: devices, contexts, streams and events.
 
+mod binding;
 pub(crate) mod context;
 pub(crate) mod device;
 pub(crate) mod event;

@@ -1,22 +1,33 @@
 //! Blocks of an endpoint that a job refuses, or that a get did not write completely.
 
+use std::path::Path;
+
 use terrane_store::{BlockGroup, BlockResult, Blocks, JobOptions, Store};
 use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
 
 use super::harness::{assert_at_rest, damage_byte, disk, keys, namespace};
 use super::memory_tiers::{engine_layout, fill};
 
+/// The bytes of a slot for these blocks.
+fn slot_bytes(engine: &Endpoint) -> u64 {
+    engine.layout().geometry().block_bytes().get().next_multiple_of(4096)
+}
+
+fn store_for(engine: &Endpoint, directory: &Path) -> Store {
+    let (store, _) = Store::builder()
+        .group(BlockGroup::of_layout("kv", engine.layout()))
+        .disk(disk(directory, 8 * slot_bytes(engine)))
+        .namespace(namespace())
+        .open()
+        .unwrap();
+    store
+}
+
 #[test]
 fn a_block_whose_read_failed_is_incomplete_until_it_is_written_again() {
     let directory = tempfile::tempdir().unwrap();
     let engine = Endpoint::new(engine_layout(16)).unwrap();
-    let slot_bytes = engine.layout().geometry().block_bytes().get().next_multiple_of(4096);
-    let (store, _) = Store::builder()
-        .group(BlockGroup::of_layout("kv", engine.layout()))
-        .disk(disk(directory.path(), 8 * slot_bytes))
-        .namespace(namespace())
-        .open()
-        .unwrap();
+    let store = store_for(&engine, directory.path());
     let put = |numbers: std::ops::Range<u32>| {
         let ids: Vec<u32> = numbers.clone().collect();
         let numbers = numbers.start as usize..numbers.end as usize;
@@ -29,7 +40,7 @@ fn a_block_whose_read_failed_is_incomplete_until_it_is_written_again() {
         store.get(&keys(0..3), to, JobOptions::new(), ()).unwrap().wait().results
     };
     put(0..3);
-    damage_byte(directory.path(), 1, slot_bytes, 100);
+    damage_byte(directory.path(), 1, slot_bytes(&engine), 100);
 
     use BlockResult::{Corrupt, Done};
     assert!(matches!(get()[..], [Done { .. }, Corrupt, Done { .. }]));
@@ -50,13 +61,7 @@ fn a_block_whose_read_failed_is_incomplete_until_it_is_written_again() {
 fn a_block_that_an_endpoint_lacks_is_refused_with_its_number_of_blocks() {
     let directory = tempfile::tempdir().unwrap();
     let engine = Endpoint::new(engine_layout(16)).unwrap();
-    let slot_bytes = engine.layout().geometry().block_bytes().get().next_multiple_of(4096);
-    let (store, _) = Store::builder()
-        .group(BlockGroup::of_layout("kv", engine.layout()))
-        .disk(disk(directory.path(), 8 * slot_bytes))
-        .namespace(namespace())
-        .open()
-        .unwrap();
+    let store = store_for(&engine, directory.path());
     let refusal = |blocks: Blocks| {
         let rejected = store.put(&keys(0..1), blocks, JobOptions::new(), ()).unwrap_err();
         rejected.cause.to_string()
