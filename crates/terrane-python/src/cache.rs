@@ -16,7 +16,7 @@ use terrane_transfer::{Access, DeviceOrder, Endpoint};
 
 use crate::device::{self, DeviceSide};
 use crate::errors::{StoreError, text};
-use crate::memory::{Blocks, KeptObjects, drop_detached};
+use crate::memory::{Blocks, KeptObjects, drop_detached, release_ended};
 use crate::numbers::ids;
 use crate::pages::{self, PagePart};
 use crate::tensors::{self, MemoryName, Origin};
@@ -203,10 +203,14 @@ impl KvCache {
         apart: bool,
     ) -> PyResult<Self> {
         let shape: TensorShape = tensors::shape(element_bytes, &sizes, strides.as_deref())?;
-        let origin = Origin::new(py, &memory, Arc::new(KeptObjects::object(keep)))?;
-        // SAFETY: Python's caller promises that the memory is valid while `keep` lives.
-        let imported = unsafe { origin.tensors(pointers, &shape) }?;
-        Self::adopt(py, &imported, axes, page_size, apart, None)
+        let adopt = || {
+            let origin = Origin::new(py, &memory, Arc::new(KeptObjects::object(keep)))?;
+            // SAFETY: Python's caller promises that the memory is valid while `keep` lives.
+            let imported = unsafe { origin.tensors(pointers, &shape) }?;
+            Self::adopt(py, &imported, axes, page_size, apart, None)
+        };
+        // After an error, nothing else references `keep`.
+        adopt().inspect_err(|_| release_ended(py))
     }
 
     /// Adopts pages of bytes whose content is unknown, by their addresses. Returns a cache for each group of layers.
@@ -229,12 +233,17 @@ impl KvCache {
         keep: Py<PyAny>,
         memory: MemoryName,
     ) -> PyResult<Vec<Self>> {
-        let origin = Origin::new(py, &memory, Arc::new(KeptObjects::object(keep)))?;
-        // SAFETY: Python's caller promises that the memory is valid while `keep` lives.
-        let layouts = groups.iter().map(|parts| unsafe { pages::layout(&origin, parts) });
-        let layouts: Vec<PhysicalLayout> = layouts.collect::<PyResult<_>>()?;
-        let endpoints = Endpoint::of_groups(layouts).map_err(|error| refused(error.reason))?;
-        endpoints.into_iter().map(|endpoint| Self::adopted(py, endpoint, None, None)).collect()
+        let adopt = || {
+            let origin = Origin::new(py, &memory, Arc::new(KeptObjects::object(keep)))?;
+            // SAFETY: Python's caller promises that the memory is valid while `keep` lives.
+            let layouts = groups.iter().map(|parts| unsafe { pages::layout(&origin, parts) });
+            let layouts: Vec<PhysicalLayout> = layouts.collect::<PyResult<_>>()?;
+            let endpoints = Endpoint::of_groups(layouts).map_err(|error| refused(error.reason))?;
+            let adopted = |endpoint| Self::adopted(py, endpoint, None, None);
+            endpoints.into_iter().map(adopted).collect::<PyResult<Vec<Self>>>()
+        };
+        // After an error, nothing else references `keep`.
+        adopt().inspect_err(|_| release_ended(py))
     }
 
     /// Allocates a cache of the same shape with this number of blocks, in "system" or "pinned" memory.

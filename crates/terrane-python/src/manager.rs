@@ -226,13 +226,13 @@ impl Transfer {
     }
 
     /// Whether the copy has ended.
-    fn has_ended(&self) -> PyResult<bool> {
+    fn has_ended(&self, py: Python<'_>) -> PyResult<bool> {
         self.check()?;
-        // A completion polls the engine, so the end is noticed at once.
-        Ok(match lock(&self.completion).as_ref() {
+        // A completion polls the engine, so the end is noticed at once. That may start other copies.
+        Ok(py.detach(|| match lock(&self.completion).as_ref() {
             Some(completion) => completion.has_ended(),
             None => self.ticket.has_ended(),
-        })
+        }))
     }
 
     /// Cancels the copy, if its engine can. `wait` then raises `StoreError`.

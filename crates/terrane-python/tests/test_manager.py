@@ -349,6 +349,12 @@ def test_pages_that_cannot_be_are_refused():
         with pytest.raises((ValueError, terrane_kv.StoreError)):
             one_page(array, page_bytes, sizes, strides)
     at = array.ctypes.data
+    owner = type("Owner", (), {})()
+    seen = weakref.ref(owner)
+    with pytest.raises(terrane_kv.StoreError):
+        terrane_kv.KvCache.pages([[([at, at], 64, [4], [256])]], keep=owner)
+    del owner
+    assert seen() is None, "an adoption that failed keeps nothing"
     for parts in ([], [([], 64, [4], [256])], [([0], 64, [4], [256])], [([at], 64, [1 << 40], [256])]):
         with pytest.raises((ValueError, terrane_kv.StoreError)):
             terrane_kv.KvCache.pages([parts], keep=array)

@@ -276,6 +276,29 @@ def test_transfers_run_after_the_work_of_the_streams(linker, memory):
             assert made.pools.pages(name, loaded) == fresh.pages(name, source)
 
 
+@pytest.mark.parametrize("memory", ["device"], indirect=True)
+def test_a_load_overwrites_pages_after_the_forward_pass_that_still_writes_them(linker, memory):
+    forward = memory.stream()
+    made = linker(kind="hybrid", forward_stream=forward)
+    assert made.offload([1, 2], [0, 1])
+
+    def contents(pages):
+        return [
+            made.pools.pages(name, page)
+            for name in made.pools.buffers
+            for page in window_pages(made.types.PoolName, name, pages)
+        ]
+
+    stored = contents([0, 1])
+    late = [numpy.full(buffer.shape, 7, dtype=numpy.uint16) for ours in made.pools.buffers.values() for buffer in ours]
+    for buffer, content in zip((it for ours in made.pools.buffers.values() for it in ours), late):
+        # An aborted request: SGLang has freed its pages, and the simulated device runs its forward pass late.
+        buffer.held.fill(content, forward.stream)
+    assert made.load([1, 2], [7, 8])
+    memory.driver.synchronize()
+    assert contents([7, 8]) == stored
+
+
 def test_offloads_complete_in_their_order(linker):
     made = linker()
     # The second one fails at once, and the first one has not begun.

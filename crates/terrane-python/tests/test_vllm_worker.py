@@ -246,6 +246,31 @@ def test_a_copy_that_fails_is_repeated_by_vllm_before_wait_returns(pair, module,
     assert same(own, expected) and finished(worker, 1) == [("own", 1)]
 
 
+def test_a_chunk_that_a_failed_copy_wrote_in_part_is_read_after_vllm_has_written_it(pair, module, monkeypatch):
+    worker, own, _ = pair(per_chunk=1, **ONE_GROUP)
+    marked = []
+    cache = types.SimpleNamespace(blocks=lambda ids: None, mark_written=lambda ids: marked.extend(ids))
+    monkeypatch.setattr(worker, "_groups", [(cache, cache)])
+
+    def wait(timeout):
+        raise module.worker.StoreError("the device is lost")
+
+    failed = types.SimpleNamespace(has_ended=lambda: True, wait=wait)
+    monkeypatch.setattr(worker, "_copy", lambda source, destination: failed)
+    worker.submit_store(1, gpu([7], [1], [0]), host([2]))
+    worker.submit_load(2, host([2]), gpu([9], [1], [0]))
+    assert finished(worker, 2) == [("own", 1), ("own", 2)] and marked == [2, 9]
+
+
+def test_a_cache_on_another_kind_of_device_is_left_to_vllm(module, memory):
+    own = OwnWorker(memory, per_chunk=1, **ONE_GROUP)
+    tensors = own._store_handler.src_tensors
+    other = types.SimpleNamespace(device=types.SimpleNamespace(type="xpu", index=0))
+    own._store_handler.src_tensors = [other, *tensors[1:]]
+    with pytest.raises(ValueError, match="CUDA devices"):
+        module.TerraneOffloadingWorker(own)
+
+
 def test_nothing_of_vllm_is_kept_when_its_worker_unmaps_its_memory(pair):
     worker, own, _ = pair(per_chunk=3, **ONE_GROUP)
     worker.submit_store(1, gpu([7], [1], [0]), host([2]))

@@ -38,8 +38,8 @@ pub enum TierQuery {
 
 /// A tier below the engine's cache.
 pub trait HostTier: Send + Sync {
-    /// Finds the leading blocks of a prefix. With `wait_full`, the answer is a hit only if the tier
-    /// has all of them.
+    /// Finds the leading blocks of a prefix. With `wait_full`, the engine expects that another part of
+    /// it saves all of them, and the answer is `Loading` until the tier has them.
     fn query(
         &self,
         req_id: &str,

@@ -346,8 +346,14 @@ fn claim(
     let mut checked = Ok(());
     let reads_freely = source.count(&read);
     if !(destination.as_mut().unwrap_or(&mut source).count(&write) && reads_freely) {
+        // The search skips blocks that are not in use, so it must not see these claims.
+        source.uncount(&read);
+        destination.as_mut().unwrap_or(&mut source).uncount(&write);
         let mut conflicts = source.conflicts(&read, &precedes);
-        conflicts.extend(destination.as_mut().unwrap_or(&mut source).conflicts(&write, &precedes));
+        let written = destination.as_mut().unwrap_or(&mut source);
+        conflicts.extend(written.conflicts(&write, &precedes));
+        let _ = written.count(&write);
+        let _ = source.count(&read);
         checked = no_conflicts(conflicts);
     }
     // A transfer with predecessors checks this when they have ended, because they may write the

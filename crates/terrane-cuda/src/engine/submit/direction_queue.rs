@@ -46,11 +46,6 @@ impl DirectionQueue {
         lock(&self.scratch)
     }
 
-    /// Whether no other job is in this direction.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.jobs.load(Ordering::Relaxed) == 0
-    }
-
     /// Takes back a buffer that the device uses until an event.
     pub(crate) fn lend(&self, mut scratch: Scratch, until: Event) {
         let former = scratch.in_use_until(until);

@@ -138,17 +138,15 @@ impl DeviceEngine {
 
     fn enqueue(&self, direction: Direction, mut submission: Box<Submission>) {
         let Some((sender, queue)) = self.queue_of(direction) else { return };
-        if submission.fits_one_buffer()
-            && queue.is_idle()
-            && self.has_buffer(&mut submission, queue)
-        {
+        // The count tells other callers that a buffer may be taken, until this job is submitted.
+        let (slot, is_only) = queue.enter();
+        let begins =
+            is_only && submission.needs_scratch() && self.has_buffer(&mut submission, queue);
+        if begins && submission.fits_one_buffer() {
             // Waking the submit thread would take as long as the submit.
             submission.in_one_chunk();
             return self.submit_now(submission, true);
         }
-        let (slot, is_only) = queue.enter();
-        let begins =
-            is_only && submission.needs_scratch() && self.has_buffer(&mut submission, queue);
         let mut queued = QueuedJob { submission, begun: None, slot };
         if begins {
             // The wire stays busy while the submit thread wakes.

@@ -66,6 +66,8 @@ class DevicePool:
         self.first_layer = min(entry.layer_mapping)
         buffers = [buffer for component in entry.components for buffer in component]
         device = buffers[0].device
+        if device.type not in ("cuda", "cpu"):
+            raise ValueError(f"the pool {self.name} is on the device {device}; Terrane copies to and from CUDA devices")
         self.device = (device.index or 0) if device.type == "cuda" else None
         rows = {_rows_of_page(self.name, buffer, meta) for buffer, meta in _with_meta(entry)}
         if len(rows) != 1:

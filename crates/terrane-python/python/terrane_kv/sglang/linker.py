@@ -61,6 +61,11 @@ class TerraneCacheLinker(UnifiedCacheLinker):
         extra = extra_config or {}
         self._check(extra)
         log_like("sglang")
+        if params.pp_size > 1:
+            raise ValueError(
+                f"pp_size is {params.pp_size}: SGLang compares the results of linkers within one pipeline stage only; use "
+                "HiCache (TerraneHiCacheStorage) with pipeline parallelism"
+            )
         self.forward_stream = forward_stream
         self._owner = os.getpid()
         self._timeout_s = seconds("timeout_s", extra.get("timeout_s", 30.0))
@@ -217,7 +222,11 @@ class TerraneCacheLinker(UnifiedCacheLinker):
 
     def _indices_ready(self):
         """The events after which the indices of a load are known, and its pages may be overwritten."""
-        return [] if self._device is None else [torch.cuda.current_stream(self._device).record_event()]
+        if self._device is None:
+            return []
+        # The forward pass may still write pages that SGLang has freed: the scheduler's stream runs ahead of it.
+        streams = [torch.cuda.current_stream(self._device), self.forward_stream]
+        return [stream.record_event() for stream in streams if stream is not None]
 
     def finish_layer_wise_loading(self, counter_index):
         return self.layer_done_counter.finish(counter_index)

@@ -20,6 +20,8 @@ class Job:
 
     copies: list
     repeat: Any
+    # The caches that the copies write, with the ids of the blocks.
+    written: list = dataclasses.field(default_factory=list)
     is_refused: bool = False
 
 
@@ -37,6 +39,8 @@ class TerraneOffloadingWorker(OffloadingWorker):
             raise ValueError("vLLM's option canonical_layout copies parts of pages; Terrane copies whole pages")
         self._own = own
         self._device = handler.src_tensors[0].device
+        if self._device.type not in ("cuda", "cpu"):
+            raise ValueError(f"the KV cache is on the device {self._device}; Terrane copies to and from CUDA devices")
         self._blocks_per_chunk = handler.dst_blocks_per_chunk
         self._manager = Manager([self._device.index or 0] if self._device.type == "cuda" else [])
         self._groups = self._caches(handler)
@@ -94,6 +98,7 @@ class TerraneOffloadingWorker(OffloadingWorker):
             for caches, *ids in self._ids(gpu_spec, host_spec.block_ids):
                 gpu, host = (cache.blocks(numbers) for cache, numbers in zip(caches, ids))
                 job.copies.append(self._copy(gpu, host) if is_store else self._copy(host, gpu))
+                job.written.append((caches[is_store], ids[is_store]))
         except Exception as error:
             # No exception reaches a step of the engine. The job is repeated when its other copies have ended.
             job.is_refused = True
@@ -126,7 +131,7 @@ class TerraneOffloadingWorker(OffloadingWorker):
             return self._manager.copy(source, destination, stream=stream)
         except StoreError:
             # A job in flight may use the same blocks. vLLM does not order such jobs, so this one runs after all others.
-            earlier = [copy for job in self._jobs.values() for copy in job.copies]
+            earlier = [copy for job in self._jobs.values() for copy in job.copies if not copy.has_ended()]
             return self._manager.copy(source, destination, stream=stream, after=earlier)
 
     def _stream(self):
@@ -171,6 +176,10 @@ class TerraneOffloadingWorker(OffloadingWorker):
         if not job.is_refused:
             return copied
         del self._jobs[job_id]
+        for cache, ids in job.written:
+            # Otherwise later jobs could not read blocks that a failed copy may have written in part.
+            with contextlib.suppress(StoreError):
+                cache.mark_written(ids)
         job.repeat()
         return None
 
@@ -179,10 +188,10 @@ class TerraneOffloadingWorker(OffloadingWorker):
             logger.warning("job %d is repeated by vLLM's own worker: %r", job_id, error)
 
     def shutdown(self):
-        for job in self._jobs.values():
-            for copy in job.copies:
-                with contextlib.suppress(StoreError):
-                    wait(copy)
+        copies = [copy for job in self._jobs.values() for copy in job.copies]
+        for copy in copies:
+            with contextlib.suppress(StoreError):
+                wait(copy)
         # The caches reference vLLM's memory, which its worker unmaps.
         self._jobs.clear()
         self._groups.clear()

@@ -217,7 +217,10 @@ impl Endpoint {
         let mut hazards = self.0.hazards.lock();
         let mut checked = Ok(());
         if !hazards.count(&wanted) {
+            // The search skips blocks that are not in use, so it must not see this claim.
+            hazards.uncount(&wanted);
             checked = no_conflicts(hazards.conflicts(&wanted, &|_| false));
+            let _ = hazards.count(&wanted);
         }
         if access == Access::Read {
             checked = checked.and_then(|()| hazards.check_complete(&wanted));
