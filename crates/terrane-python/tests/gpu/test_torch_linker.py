@@ -12,8 +12,9 @@ from test_sglang_linker import window_pages
 
 torch = getattr(test_torch, "torch", None)
 pytestmark = test_torch.pytestmark
-# This test uses the driver's own streams.
+# These tests use the driver's own streams.
 del test_transfers_run_after_the_work_of_the_streams  # noqa: F821
+del test_a_load_overwrites_pages_after_the_forward_pass_that_still_writes_them  # noqa: F821
 
 
 class Tensors:
