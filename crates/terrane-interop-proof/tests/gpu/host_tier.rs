@@ -4,11 +4,9 @@ use terrane::prelude::*;
 
 use crate::arenas::{ArenaMemory, adopt_arenas};
 use crate::block_on::block_on;
-use crate::contract::{ArenaSpec, HostTier, TierQuery};
-use crate::engine::Engine;
+use crate::contract::{ArenaSpec, HostTier};
 use crate::needs::{LITTLE, device, two_devices};
-use crate::rank::{Guard, Rank, SHAPE, hashes, name};
-use crate::store_tier::StoreTier;
+use crate::rank::{Guard, Rank, name};
 
 fn manager<'a>(contexts: impl IntoIterator<Item = &'a Context>) -> TransferManager {
     TransferManager::builder().devices(contexts).unwrap().build()
@@ -70,18 +68,7 @@ fn a_load_reaches_the_mirrors_on_other_devices() {
     let test = "host_tier::a_load_reaches_the_mirrors_on_other_devices";
     let Some([context, peer]) = two_devices(test, LITTLE) else { return };
     let rank = Rank::with(Some(&context), &manager([&context, &peer]), 6, None);
-    let mirror = Engine::new(Some(&peer), SHAPE).unwrap();
-    let caches = vec![rank.cache.clone(), mirror.cache().unwrap()];
-    let tier = StoreTier::new(rank.store.clone(), caches).unwrap();
-    rank.save(&[1, 2, 3]).unwrap();
-    let query = block_on(tier.query("request", hashes(&[1, 2, 3]), true)).unwrap();
-    let TierQuery::Hit(hit) = query else { panic!("{}", name(&query)) };
-    block_on(tier.load(hit, vec![7, 1, 11])).unwrap();
-    for (page, number) in [(7, 1), (1, 2), (11, 3), (0, 0)] {
-        let expected = rank.engine.content(number);
-        assert!(rank.engine.read(page).unwrap() == expected, "page {page}");
-        assert!(mirror.read(page).unwrap() == expected, "page {page} of the mirror");
-    }
+    rank.check_mirror_on(Some(&peer));
 }
 
 /// The driver is asked about each arena, so an address outside of the device's memory is an error.

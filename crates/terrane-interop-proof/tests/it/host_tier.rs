@@ -5,7 +5,6 @@ use terrane::store::StoreError;
 
 use crate::block_on::block_on;
 use crate::contract::{HostTier, TierQuery};
-use crate::engine::Engine;
 use crate::rank::{Guard, Rank, SHAPE, hashes, name};
 use crate::store_tier::StoreTier;
 
@@ -148,18 +147,7 @@ fn blocks_on_disk_are_loaded_and_survive_a_restart() {
 #[test]
 fn mirrors_get_every_load_and_ranks_share_a_store() {
     let rank = Rank::new(6);
-    rank.save(&[1, 2, 3]).unwrap();
-    let mirror = Engine::new(None, SHAPE).unwrap();
-    let caches = vec![rank.cache.clone(), mirror.cache().unwrap()];
-    let tier = StoreTier::new(rank.store.clone(), caches).unwrap();
-    let query = block_on(tier.query("request", hashes(&[1, 2, 3]), true)).unwrap();
-    let TierQuery::Hit(hit) = query else { panic!("{}", name(&query)) };
-    block_on(tier.load(hit, vec![7, 1, 11])).unwrap();
-    for (page, number) in [(7, 1), (1, 2), (11, 3), (0, 0)] {
-        let expected = rank.engine.content(number);
-        assert!(rank.engine.read(page).unwrap() == expected, "page {page}");
-        assert!(mirror.read(page).unwrap() == expected, "page {page} of the mirror");
-    }
+    rank.check_mirror_on(None);
     // The other tier has the blocks as well.
     assert_eq!(rank.has(&[1, 2, 3]), 3);
     assert!(StoreTier::new(rank.store.clone(), vec![]).is_err());

@@ -31,6 +31,23 @@ impl Rank {
         Self::with(None, &TransferManager::with_default_engines().unwrap(), blocks, None)
     }
 
+    /// Saves three blocks, loads them into a mirror on another device or in host memory, and compares
+    /// the pages of both.
+    pub fn check_mirror_on(&self, device: Option<&Context>) {
+        let mirror = Engine::new(device, SHAPE).unwrap();
+        let caches = vec![self.cache.clone(), mirror.cache().unwrap()];
+        let tier = StoreTier::new(self.store.clone(), caches).unwrap();
+        self.save(&[1, 2, 3]).unwrap();
+        let query = block_on(tier.query("request", hashes(&[1, 2, 3]), true)).unwrap();
+        let TierQuery::Hit(hit) = query else { panic!("{}", name(&query)) };
+        block_on(tier.load(hit, vec![7, 1, 11])).unwrap();
+        for (page, number) in [(7, 1), (1, 2), (11, 3), (0, 0)] {
+            let expected = self.engine.content(number);
+            assert!(self.engine.read(page).unwrap() == expected, "page {page}");
+            assert!(mirror.read(page).unwrap() == expected, "page {page} of the mirror");
+        }
+    }
+
     /// A rank with a device or without, and with a directory for blocks on disk or without.
     pub fn with(
         device: Option<&Context>,
