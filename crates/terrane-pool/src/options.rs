@@ -53,7 +53,7 @@ pub struct PoolOptions {
     pub magazine_depth: usize,
     /// The most bytes of a class that a thread keeps, and as many for one stream. A class whose
     /// single block exceeds this has no magazines, and its blocks go through the shared queue or
-    /// the pending frees. Default: 64 MiB.
+    /// the pending frees. Default: 256 MiB.
     pub magazine_bytes: ByteCount,
     /// The most threads that have magazines at a time, up to 65,536. Further threads use the shared
     /// queues. Default: 256.
@@ -87,7 +87,7 @@ impl Default for PoolOptions {
             cached_percent: 10,
             blocks_per_class: 1 << 14,
             magazine_depth: 28,
-            magazine_bytes: ByteCount::mib(64),
+            magazine_bytes: ByteCount::mib(256),
             threads: 256,
             larger_class_waste: 25,
             pending_wait: Duration::from_secs(1),

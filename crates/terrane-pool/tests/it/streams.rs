@@ -57,7 +57,7 @@ fn the_same_stream_reuses_at_once_and_without_a_fence() {
     upstream.assert_empty();
 }
 
-/// By default, a thread keeps blocks of up to 64 MiB for its stream. It keeps none if its magazines
+/// By default, a thread keeps blocks of up to 256 MiB for its stream. It keeps none if its magazines
 /// may have no bytes.
 #[test]
 fn a_thread_keeps_a_large_block_of_its_stream() {
@@ -78,9 +78,9 @@ fn a_thread_keeps_a_large_block_of_its_stream() {
     let (mib, default) = (ByteCount::mib, PoolOptions::default);
     let small = PoolOptions { magazine_bytes: mib(8), ..default() };
     let none = PoolOptions { magazine_bytes: ByteCount::ZERO, ..default() };
-    assert_eq!(hits(mib(64), default()), hits(PAGE, default()));
+    assert_eq!(hits(mib(256), default()), hits(PAGE, default()));
     assert_eq!(hits(mib(8), small.clone()), hits(PAGE, default()));
-    for (bytes, options) in [(mib(128), default()), (mib(16), small), (mib(2), none)] {
+    for (bytes, options) in [(mib(512), default()), (mib(16), small), (mib(2), none)] {
         assert!(hits(bytes, options) < hits(PAGE, default()), "{bytes}");
     }
 }
