@@ -305,6 +305,12 @@ impl Event {
         }
     }
 
+    /// Marks an event that is never recorded again as complete, because later work is known to have
+    /// run. The driver is not queried again.
+    pub(crate) fn mark_complete(&self) {
+        self.0.state.store(COMPLETE, Ordering::SeqCst);
+    }
+
     /// Marks the event as broken after a record that was not attempted.
     pub(crate) fn mark_broken(&self) {
         self.0.state.store(BROKEN, Ordering::SeqCst);

@@ -89,6 +89,8 @@ impl InFlight {
     /// The reason why it is unknown whether the job has ended.
     pub(crate) fn try_check(&self) -> Result<bool, CudaError> {
         if self.end.is_complete()? {
+            // The next user of the buffer need not query the event.
+            self.end.mark_complete();
             if let Some(submission) = self.take() {
                 submission.finish(Ok(()));
             }
@@ -126,6 +128,7 @@ impl InFlight {
         let submission = self.take()?;
         match ended {
             Ok(()) => {
+                self.end.mark_complete();
                 submission.finish(Ok(()));
                 None
             }
@@ -153,11 +156,7 @@ impl InFlight {
             }
         };
         match (recorded, behind) {
-            (Some(Ok(())), Ok(behind)) => {
-                behind.wait()?;
-                // Marks the event as passed, so the next user of the buffer need not query it.
-                self.end.is_complete().map(|_| ())
-            }
+            (Some(Ok(())), Ok(behind)) => behind.wait(),
             // A missing event proves nothing about the end.
             _ => self.end.wait(),
         }

@@ -8,6 +8,7 @@ use crate::engine::complete::in_flight::{DueTime, InFlight};
 use crate::engine::complete::orphans::{Orphan, Orphans};
 use crate::engine::resources::job_streams::StreamState;
 use crate::engine::submit::submission::{NEAR, Submission};
+use crate::runtime::event::Event;
 use crate::runtime::stream::Stream;
 
 impl Submission {
@@ -17,12 +18,10 @@ impl Submission {
         due: Option<DueTime>,
     ) -> Result<Arc<InFlight>, Box<Self>> {
         let Some((end, _)) = self.marks.pop() else { return Err(self) };
-        let submitted = self.submitted;
-        let mut before = self.marks.drain(..).rev();
-        let before_end = before.find(|(_, bytes)| submitted - bytes >= NEAR);
-        drop(before);
+        let is_far = |(_, bytes): &&(Event, u64)| self.submitted - bytes >= NEAR;
+        let before_end = self.marks.iter().rev().find(is_far).map(|(event, _)| event.clone());
         let layers = std::mem::take(&mut self.layers);
-        Ok(InFlight::new(self, end, before_end.map(|(event, _)| event), layers, due))
+        Ok(InFlight::new(self, end, before_end, layers, due))
     }
 
     /// Queries whether any work of the job may still be on the device. Never blocks.
@@ -37,10 +36,12 @@ impl Submission {
 
     /// Finishes the job, which has no more work on the device.
     pub(crate) fn finish(self: Box<Self>, result: Result<(), CopyFailure>) {
-        let Self { mut streams, scratch, lists, sums, job, count, sampled, .. } = *self;
+        let Self { mut streams, scratch, lists, sums, job, count, sampled, marks, .. } = *self;
         let Self { direction, path, ends, kernels, .. } = *self;
         streams.mark_idle();
         if result.is_ok() {
+            // The next users of the buffers need not query these events.
+            marks.iter().for_each(|(event, _)| event.mark_complete());
             match count {
                 Some(count) => count.complete(),
                 None => job.progress().add(job.plan().bytes()),
