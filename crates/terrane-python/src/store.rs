@@ -208,8 +208,7 @@ impl Store {
         let (keys, blocks) = (Keys::of(keys)?, Blocks::from_argument(blocks)?);
         let blocks = blocks.get();
         blocks.check_writable()?;
-        let Submission { options, own } =
-            submission(py, options, JobBlocks::Destination(blocks))?;
+        let Submission { options, own } = submission(py, options, JobBlocks::Destination(blocks))?;
         // SAFETY: the job gets `kept` as its guard, and the memory is writable.
         let (destination, kept) = (unsafe { blocks.native() }, blocks.kept());
         let store = self.native()?;

@@ -43,9 +43,7 @@ pub enum JobLayerError {
         layer: u32,
     },
     /// The blocks do not have this layer.
-    #[error(
-        "layer {layer} requested, and the blocks have layers 0 to {last}; name one of these"
-    )]
+    #[error("layer {layer} requested, and the blocks have layers 0 to {last}; name one of these")]
     NoSuchLayer {
         /// The requested layer.
         layer: u32,

@@ -206,8 +206,7 @@ fn in_a_while() -> Instant {
     Instant::now() + Duration::from_millis(30)
 }
 
-const FAILED: fn(u32) -> Result<bool, JobLayerError> =
-    |layer| Err(JobLayerError::Failed { layer });
+const FAILED: fn(u32) -> Result<bool, JobLayerError> = |layer| Err(JobLayerError::Failed { layer });
 
 #[test]
 fn a_layer_of_all_blocks_is_there_before_the_job_has_ended() {
@@ -432,9 +431,10 @@ enum Stop {
 
 #[test]
 fn a_thread_that_waits_for_a_layer_of_a_stopped_job_gets_a_failure() {
-    for (place, stop) in PLACES.into_iter().flat_map(|place| {
-        [Stop::Cancel, Stop::Deadline, Stop::Close].map(|stop| (place, stop))
-    }) {
+    for (place, stop) in PLACES
+        .into_iter()
+        .flat_map(|place| [Stop::Cancel, Stop::Deadline, Stop::Close].map(|stop| (place, stop)))
+    {
         let (rig, directory) = (Rig::new(place), tempfile::tempdir().unwrap());
         let store = rig.open(directory.path(), 8);
         put_ok(&store, &keys(0..2), rig.bytes());
@@ -513,8 +513,7 @@ fn layers_of_random_gets_have_the_bytes_that_their_job_has() {
             .reordering(7)
             .delaying(Duration::from_micros(20))
             .threads(2.try_into().unwrap());
-        let (rig, directory) =
-            (Rig::with(place, options, false), tempfile::tempdir().unwrap());
+        let (rig, directory) = (Rig::with(place, options, false), tempfile::tempdir().unwrap());
         let store = rig.open(directory.path(), 6);
         let mut random = Seeded::new(11);
         let (mut whole, mut partial, mut early) = (0, 0, 0);
