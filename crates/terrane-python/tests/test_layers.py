@@ -94,6 +94,7 @@ def test_wrong_waits_for_layers_are_errors(opened):
     job = store.get(KEYS[:1], cache.blocks([3]))
     with pytest.raises(ValueError, match="layer_by_layer=True"):
         job.wait_layer(0)
+    assert job.wait().ok
     for submit in (
         lambda: store.put(KEYS[:1], cache.blocks([0]), layer_by_layer=True),
         lambda: store.promote(KEYS[:1], layer_by_layer=True),
