@@ -291,6 +291,42 @@ fn blocks_that_come_from_disk_hold_all_layers_back() {
 }
 
 #[test]
+fn a_block_that_another_job_writes_holds_all_layers_back() {
+    for place in PLACES {
+        let (rig, directory) = (Rig::new(place), tempfile::tempdir().unwrap());
+        let store = rig.open(directory.path(), 8);
+        put_ok(&store, &keys(0..2), rig.bytes());
+        // The block of key 7 has the bytes of key 0.
+        let source = Blocks::new(&rig.cache, &[0]);
+        let mut whole = JobOptions::new();
+        if place == Place::Device {
+            whole = whole.device_order(DeviceOrder::AlreadySynchronised);
+        }
+        assert!(store.get(&keys(0..1), source.clone(), whole.clone(), ()).unwrap().wait().is_ok());
+        rig.others.hold();
+        let put = store.put(&keys(7..8), source, whole, ()).unwrap();
+        let (job, layers) = rig.get(&store, &[1, 7], rig.options());
+        assert_eq!(rig.steered.jobs(), 1);
+        (0..3).for_each(|layer| rig.steered.copy(layer));
+        rig.steered.finish();
+        assert_eq!(layers.wait_until(0, in_a_while()), Ok(false));
+        rig.others.release_all();
+        assert!(put.wait().is_ok());
+        while rig.steered.jobs() == 0 {
+            thread::yield_now();
+        }
+        assert_eq!(layers.wait_until(0, in_a_while()), Ok(false));
+        rig.steered.copy(0);
+        layers.wait(0).unwrap();
+        assert!(rig.has(TO, 0..LAYERS, 1) && rig.has(TO + 1, 0..1, 0) && !job.has_ended());
+        (1..3).for_each(|layer| rig.steered.copy(layer));
+        rig.steered.finish();
+        assert!(job.wait().is_ok() && rig.has(TO + 1, 0..LAYERS, 0));
+        assert_at_rest(&store);
+    }
+}
+
+#[test]
 fn a_get_of_more_blocks_than_host_memory_has_reports_its_layers() {
     for place in PLACES {
         let (rig, directory) = (Rig::new(place), tempfile::tempdir().unwrap());
