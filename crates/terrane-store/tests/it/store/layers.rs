@@ -276,13 +276,13 @@ fn blocks_that_come_from_disk_hold_all_layers_back() {
             assert_eq!(layers.events_until(0, in_a_while()), Ok(None));
         }
         rig.others.release_all();
-        layers.wait(0).unwrap();
+        assert_eq!(layers.wait_until(0, soon()), Ok(true));
         rig.assert_has(0..1, &numbers);
         // The blocks from disk are there whole.
         assert!(rig.has(TO + 1, 0..LAYERS, 0) && rig.has(TO + 3, 0..LAYERS, 5));
         assert_eq!((layers.wait_until(1, Instant::now()), job.has_ended()), (Ok(false), false));
         (1..3).for_each(|layer| rig.steered.copy(layer));
-        layers.wait(..).unwrap();
+        assert_eq!(layers.wait_until(.., soon()), Ok(true));
         rig.assert_has(0..LAYERS, &numbers);
         rig.steered.finish();
         assert!(job.wait().is_ok());
@@ -317,7 +317,7 @@ fn a_block_that_another_job_writes_holds_all_layers_back() {
         }
         assert_eq!(layers.wait_until(0, in_a_while()), Ok(false));
         rig.steered.copy(0);
-        layers.wait(0).unwrap();
+        assert_eq!(layers.wait_until(0, soon()), Ok(true));
         assert!(rig.has(TO, 0..LAYERS, 1) && rig.has(TO + 1, 0..1, 0) && !job.has_ended());
         (1..3).for_each(|layer| rig.steered.copy(layer));
         rig.steered.finish();
@@ -345,7 +345,7 @@ fn a_get_of_more_blocks_than_host_memory_has_reports_its_layers() {
                     thread::yield_now();
                 }
             });
-            layers.wait(..).unwrap();
+            assert_eq!(layers.wait_until(.., soon()), Ok(true));
             rig.assert_has(0..LAYERS, &numbers);
         });
         assert!(job.wait().is_ok());
@@ -443,7 +443,7 @@ fn a_copy_that_is_refused_or_fails_fails_the_layers_that_have_not_arrived() {
         drop(hold);
         let (job, layers) = rig.get(&store, &[0, 1], rig.options());
         rig.steered.copy(0);
-        layers.wait(0).unwrap();
+        assert_eq!(layers.wait_until(0, soon()), Ok(true));
         thread::scope(|scope| {
             let waits = scope.spawn(|| layers.wait_until(.., soon()));
             thread::sleep(Duration::from_millis(10));
