@@ -201,7 +201,7 @@ impl Job {
         Ok(self.outcome.get().is_some() || !queue.is_empty())
     }
 
-    /// Waits until the layers from 0 to `layer` have arrived for all blocks. The GIL is released meanwhile.
+    /// Waits until the layers from `first` to `layer` have arrived for all blocks. The GIL is released meanwhile.
     ///
     /// The job is a get with `layer_by_layer`. Blocks that come from disk hold all layers back. With `stream` (the
     /// handle of a CUDA stream), that stream waits instead of the thread: its later work runs after the arrival. The
@@ -209,12 +209,13 @@ impl Job {
     ///
     /// Raises `TimeoutError` after `timeout` seconds, `StoreError` if the job fails before, and `ValueError` if there is
     /// no such layer.
-    #[pyo3(signature = (layer, timeout = None, *, stream = None))]
+    #[pyo3(signature = (layer, timeout = None, *, first = 0, stream = None))]
     fn wait_layer(
         &self,
         py: Python<'_>,
         layer: u32,
         timeout: Option<f64>,
+        first: u32,
         stream: Option<i64>,
     ) -> PyResult<()> {
         self.check_owner()?;
@@ -223,11 +224,11 @@ impl Job {
                 "the job has no layers to wait for; submit a get with layer_by_layer=True",
             )
         })?;
-        let (deadline, up_to) = (deadline(timeout)?, 0..=layer);
+        let (deadline, waited) = (deadline(timeout)?, first..=layer);
         let has_come = match stream {
             None => py.detach(|| match deadline {
-                None => layers.wait(up_to).map(|()| true),
-                Some(deadline) => layers.wait_until(up_to, deadline),
+                None => layers.wait(waited).map(|()| true),
+                Some(deadline) => layers.wait_until(waited, deadline),
             }),
             Some(stream) => {
                 let context = self.context.as_ref().ok_or_else(|| {
@@ -236,8 +237,8 @@ impl Job {
                     )
                 })?;
                 let events = py.detach(|| match deadline {
-                    None => layers.events(up_to).map(Some),
-                    Some(deadline) => layers.events_until(up_to, deadline),
+                    None => layers.events(waited).map(Some),
+                    Some(deadline) => layers.events_until(waited, deadline),
                 });
                 match events {
                     Ok(Some(events)) => {

@@ -67,6 +67,7 @@ def test_each_layer_is_there_after_a_wait_for_it(opened):
         assert (content[layer][:, [5, 3, 4]] == before[layer]).all()
     assert job.wait().ok
     job.wait_layer(LAYERS - 1, 0)
+    job.wait_layer(LAYERS - 1, 0, first=2)
 
 
 def test_a_wait_for_a_layer_of_blocks_on_disk_returns_their_bytes(opened):
@@ -86,6 +87,8 @@ def test_wrong_waits_for_layers_are_errors(opened):
     job = store.get(KEYS[:1], cache.blocks([3]), layer_by_layer=True)
     with pytest.raises(ValueError, match="layer 3 requested, and the blocks have layers 0 to 2"):
         job.wait_layer(3)
+    with pytest.raises(ValueError, match="layer 7 requested"):
+        job.wait_layer(8, first=7)
     with pytest.raises(ValueError, match="host memory"):
         job.wait_layer(0, stream=5)
     with pytest.raises(ValueError, match="the timeout is -1"):

@@ -233,24 +233,24 @@ def test_a_page_has_the_bytes_of_the_layers_in_the_order_of_the_forward_pass(lin
     assert not linker(kind="equal").load([1, 2], [5, 6])
 
 
-def test_each_wait_for_a_layer_asks_each_job_once(linker, monkeypatch):
+def test_a_stream_waits_for_each_layer_of_a_job_once(linker, monkeypatch):
     made = linker(kind="hybrid")
     assert made.offload([1, 2], [0, 1])
     loads = __import__("terrane_kv.sglang.loads", fromlist=["it"])
-    asked, wait = [], loads.Moves._wait_for_layer
+    asked, wait = [], loads.Moves._wait_for_layers
 
-    def record(self, job, layer, stream):
-        asked.append(layer)
-        return wait(self, job, layer, stream)
+    def record(self, job, layers, stream):
+        asked.append(layers)
+        return wait(self, job, layers, stream)
 
-    monkeypatch.setattr(loads.Moves, "_wait_for_layer", record)
+    monkeypatch.setattr(loads.Moves, "_wait_for_layers", record)
     assert made.own.load("r", made.transfers([1, 2], [4, 5]))
     index = made.own.start_layer_wise_loading()
     counter = made.own.layer_done_counter
     counter.set_consumer(index)
     for layer in [0, 0, 1, 1, 0, 2, 2]:
         counter.wait_until(layer)
-    assert asked == [0, 1, 0, 2, 1, 0] and made.own.finish_layer_wise_loading(index)
+    assert asked == [(0, 0), (0, 1), (0, 0), (2, 2), (1, 1), (0, 0)] and made.own.finish_layer_wise_loading(index)
 
 
 def test_a_wait_blocks_until_its_layer_is_loaded(linker, memory):

@@ -78,14 +78,16 @@ class Moves:
             pass
         reached = self._layers.setdefault(stream, {})
         for name, layer in layers.items():
-            if layer > reached.get(name, -1) and name in self._jobs:
-                self._wait_for_layer(self._jobs[name], layer, stream)
+            first = reached.get(name, -1) + 1
+            if first <= layer and name in self._jobs:
+                self._wait_for_layers(self._jobs[name], (first, layer), stream)
                 reached[name] = layer
 
-    def _wait_for_layer(self, job, layer, stream):
+    def _wait_for_layers(self, job, layers, stream):
+        first, last = layers
         while True:
             try:
-                return job.wait_layer(layer, _slice(None), stream=stream)
+                return job.wait_layer(last, _slice(None), first=first, stream=stream)
             except TimeoutError:
                 continue
             except Exception:
