@@ -22,8 +22,9 @@ pub(crate) struct JobControl {
     pub(crate) id: JobId,
     pub(crate) outcome: OutcomeCell,
     pub(crate) deadline: Option<Instant>,
-    /// Set before the caller gets the job, if it asked for layers.
-    layers: OnceLock<LayerArrivals>,
+    /// Set before the caller gets the job, if it asked for layers. Few jobs have it, and all allocate
+    /// this value.
+    layers: OnceLock<Box<LayerArrivals>>,
     executor: Executor,
     slabs: Option<Slabs>,
     is_cancelled: AtomicBool,
@@ -136,11 +137,11 @@ impl JobControl {
     /// Makes the job report its layers.
     pub(crate) fn report_layers(&self, layers: LayerArrivals) {
         // It is set once, before the job begins.
-        let _ = self.layers.set(layers);
+        let _ = self.layers.set(Box::new(layers));
     }
 
     pub(crate) fn layers(&self) -> Option<&LayerArrivals> {
-        self.layers.get()
+        self.layers.get().map(|layers| &**layers)
     }
 
     pub(crate) fn set_waits(&self, waits: Option<JobWaits>) {
