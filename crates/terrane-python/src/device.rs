@@ -9,7 +9,7 @@ use terrane_core::sync::lock;
 use terrane_core::{ByteCount, DeviceId};
 use terrane_cuda::{Context, CudaError, Event, Stream, Timing, WithDevices};
 use terrane_interop::dlpack::ConsumerStream;
-use terrane_transfer::{DeviceOrder, TransferManager};
+use terrane_transfer::{DeviceOrder, EventHandle, TransferManager};
 
 use crate::errors::{ForkedError, StoreError, text};
 use crate::process::PerProcess;
@@ -21,6 +21,8 @@ static CONTEXTS: PerProcess<Vec<Context>> = PerProcess::new();
 
 /// `CU_STREAM_PER_THREAD`, the default stream of the calling thread.
 const PER_THREAD: i64 = 2;
+
+const OR_COMPLETED: &str = ", or -1 if the device has completed its work";
 
 /// The context of a device. The first call loads the driver, which may take seconds with the list locked. So callers
 /// must release the GIL.
@@ -97,17 +99,9 @@ impl DeviceSide {
                 Ok(event)
             }
             Some(handle) => {
-                let handle = u64::try_from(handle).map_err(|_| {
-                    PyValueError::new_err(format!(
-                        "stream {handle} does not exist; pass a stream's handle, or -1 if the device has completed its work"
-                    ))
-                })?;
-                let handle: *mut c_void =
-                    std::ptr::with_exposed_provenance_mut(ByteCount::new(handle).to_usize());
                 // SAFETY: Python's caller passes a stream that exists during the call, and the value is dropped
                 // before the call ends.
-                let stream = unsafe { Stream::borrow(self.context(), handle, ()) };
-                marked(&stream.map_err(refused)?)
+                marked(&unsafe { borrowed(self.context(), handle, OR_COMPLETED) }?)
             }
         }
     }
@@ -128,6 +122,30 @@ impl DeviceSide {
         self.streams.put_back(stream, &event);
         Ok(event)
     }
+}
+
+/// The stream of another library with this handle. `other` is what a caller may pass instead.
+///
+/// # Safety
+///
+/// The stream exists as long as the value.
+unsafe fn borrowed(context: &Context, handle: i64, other: &str) -> PyResult<Stream> {
+    let number = u64::try_from(handle).map_err(|_| {
+        PyValueError::new_err(format!(
+            "stream {handle} does not exist; pass a stream's handle{other}"
+        ))
+    })?;
+    let pointer: *mut c_void =
+        std::ptr::with_exposed_provenance_mut(ByteCount::new(number).to_usize());
+    // SAFETY: the caller's promise.
+    unsafe { Stream::borrow(context, pointer, ()) }.map_err(refused)
+}
+
+/// Makes later work of a stream of another library, which exists during the call, run after these events.
+pub(crate) fn make_wait(context: &Context, handle: i64, events: &[EventHandle]) -> PyResult<()> {
+    // SAFETY: Python's caller passes a stream that exists during the call, in which the value is dropped.
+    let stream = unsafe { borrowed(context, handle, "") }?;
+    stream.wait_for_events(events).map_err(refused)
 }
 
 /// Makes a stream of this package wait for the current stream of the tensor's library.

@@ -27,6 +27,15 @@ struct Choices<'py> {
     tag: u64,
     durable: bool,
     stream: Option<i64>,
+    layer_by_layer: bool,
+}
+
+/// The caller's blocks of a job.
+#[derive(Clone, Copy)]
+pub(crate) enum JobBlocks<'a> {
+    None,
+    Source(&'a Blocks),
+    Destination(&'a Blocks),
 }
 
 /// Parses the options, with defaults, from keyword arguments.
@@ -39,6 +48,7 @@ fn choices<'py>(keywords: Option<&Bound<'py, PyDict>>) -> PyResult<Choices<'py>>
         tag: 0,
         durable: false,
         stream: None,
+        layer_by_layer: false,
     };
     for (name, value) in keywords.into_iter().flatten() {
         match name.extract::<String>()?.as_str() {
@@ -49,9 +59,10 @@ fn choices<'py>(keywords: Option<&Bound<'py, PyDict>>) -> PyResult<Choices<'py>>
             "tag" => all.tag = value.extract()?,
             "durable" => all.durable = value.extract()?,
             "stream" => all.stream = value.extract()?,
+            "layer_by_layer" => all.layer_by_layer = value.extract()?,
             other => {
                 return Err(PyTypeError::new_err(format!(
-                    "a job has no option {other:?}; there are group, priority, timeout, queue, tag, durable and stream"
+                    "a job has no option {other:?}; there are group, priority, timeout, queue, tag, durable, stream and layer_by_layer"
                 )));
             }
         }
@@ -63,9 +74,18 @@ fn choices<'py>(keywords: Option<&Bound<'py, PyDict>>) -> PyResult<Choices<'py>>
 pub(crate) fn submission(
     py: Python<'_>,
     keywords: Option<&Bound<'_, PyDict>>,
-    blocks: Option<&Blocks>,
+    blocks: JobBlocks<'_>,
 ) -> PyResult<Submission> {
     let choices = choices(keywords)?;
+    if choices.layer_by_layer && !matches!(blocks, JobBlocks::Destination(_)) {
+        return Err(PyTypeError::new_err(
+            "only a get copies layer by layer; leave out layer_by_layer=",
+        ));
+    }
+    let blocks = match blocks {
+        JobBlocks::None => None,
+        JobBlocks::Source(blocks) | JobBlocks::Destination(blocks) => Some(blocks),
+    };
     if blocks.is_none() && choices.stream.is_some() {
         return Err(PyTypeError::new_err(
             "a job without blocks of the caller follows no stream; leave out stream=",
@@ -77,6 +97,9 @@ pub(crate) fn submission(
         .durable(choices.durable);
     if let Some(deadline) = deadline(choices.timeout)? {
         options = options.deadline(deadline);
+    }
+    if choices.layer_by_layer {
+        options = options.layer_by_layer();
     }
     if let Some(order) =
         blocks.map(|blocks| blocks.order(py, choices.stream)).transpose()?.flatten()

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 use terrane_core::sync::lock;
 use terrane_core::{ByteCount, HostAddress};
+use terrane_cuda::Context;
 use terrane_storage::{IoBuffer, IoMemory};
 use terrane_store::{Blocks as NativeBlocks, Spans};
 use terrane_transfer::DeviceOrder;
@@ -154,6 +155,14 @@ impl Blocks {
                 "stream= was passed for blocks in host memory, which no stream orders; omit it",
             )),
             BlockMemory::Spans(_) => Ok(None),
+        }
+    }
+
+    /// The context of the device with the blocks.
+    pub(crate) fn context(&self) -> Option<&Context> {
+        match &self.memory {
+            BlockMemory::Cache { cache, .. } => cache.get().context(),
+            BlockMemory::Spans(_) => None,
         }
     }
 

@@ -8,10 +8,13 @@ use pyo3::exceptions::{PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use terrane_core::OwnerProcess;
 use terrane_core::sync::lock;
+use terrane_cuda::Context;
 use terrane_store::{
-    BlockResult, CompletionQueue as NativeQueue, Job as NativeJob, JobOutcome, Priority,
+    BlockResult, CompletionQueue as NativeQueue, Job as NativeJob, JobLayerError, JobOutcome,
+    Priority,
 };
 
+use crate::device;
 use crate::errors::{self, ForkedError, StoreError};
 use crate::memory::release_ended;
 use crate::numbers::deadline;
@@ -108,6 +111,8 @@ pub(crate) struct Job {
     job: NativeJob,
     /// The queue of this job alone. `None` if the caller passed a queue.
     queue: Option<NativeQueue<JobOutcome>>,
+    /// The device with the job's blocks.
+    context: Option<Context>,
     outcome: OnceLock<Py<Outcome>>,
     /// Functions to call when a thread has taken the outcome. The descriptor is then no longer readable, so an event
     /// loop would not wake up.
@@ -118,7 +123,13 @@ pub(crate) struct Job {
 impl Job {
     pub(crate) fn new(job: NativeJob, queue: Option<NativeQueue<JobOutcome>>) -> Self {
         let owner = OwnerProcess::current();
-        Self { job, queue, outcome: OnceLock::new(), callbacks: Mutex::new(Vec::new()), owner }
+        let (outcome, callbacks) = (OnceLock::new(), Mutex::new(Vec::new()));
+        Self { job, queue, context: None, outcome, callbacks, owner }
+    }
+
+    /// The job, whose blocks are on this device.
+    pub(crate) fn on_device(self, context: Option<&Context>) -> Self {
+        Self { context: context.cloned(), ..self }
     }
 
     /// If the outcome was taken, calls the functions that wait for it.
@@ -135,10 +146,15 @@ impl Job {
         }
     }
 
-    fn own_queue(&self) -> PyResult<&NativeQueue<JobOutcome>> {
-        if !self.owner.is_current() {
-            return Err(ForkedError::new_err("the job belongs to the parent of this process"));
+    fn check_owner(&self) -> PyResult<()> {
+        if self.owner.is_current() {
+            return Ok(());
         }
+        Err(ForkedError::new_err("the job belongs to the parent of this process"))
+    }
+
+    fn own_queue(&self) -> PyResult<&NativeQueue<JobOutcome>> {
+        self.check_owner()?;
         self.queue.as_ref().ok_or_else(|| {
             StoreError::new_err(
                 "the job was submitted with a queue; drain the queue for its outcome",
@@ -183,6 +199,65 @@ impl Job {
     fn has_ended(&self) -> PyResult<bool> {
         let queue = self.own_queue()?;
         Ok(self.outcome.get().is_some() || !queue.is_empty())
+    }
+
+    /// Waits until the layers from `first` to `layer` have arrived for all blocks. The GIL is released meanwhile.
+    ///
+    /// The job is a get with `layer_by_layer`. Blocks that come from disk hold all layers back. With `stream` (the
+    /// handle of a CUDA stream), that stream waits instead of the thread: its later work runs after the arrival. The
+    /// thread then waits for blocks that come from disk, and until the copies of the layers are submitted.
+    ///
+    /// Raises `TimeoutError` after `timeout` seconds, `StoreError` if the job fails before, and `ValueError` if there is
+    /// no such layer.
+    #[pyo3(signature = (layer, timeout = None, *, first = 0, stream = None))]
+    fn wait_layer(
+        &self,
+        py: Python<'_>,
+        layer: u32,
+        timeout: Option<f64>,
+        first: u32,
+        stream: Option<i64>,
+    ) -> PyResult<()> {
+        self.check_owner()?;
+        let layers = self.job.layers().ok_or_else(|| {
+            PyValueError::new_err(
+                "the job has no layers to wait for; submit a get with layer_by_layer=True",
+            )
+        })?;
+        let (deadline, waited) = (deadline(timeout)?, first..=layer);
+        let has_come = match stream {
+            None => py.detach(|| match deadline {
+                None => layers.wait(waited).map(|()| true),
+                Some(deadline) => layers.wait_until(waited, deadline),
+            }),
+            Some(stream) => {
+                let context = self.context.as_ref().ok_or_else(|| {
+                    PyValueError::new_err(
+                        "stream= was passed for blocks in host memory, which no stream orders; omit it",
+                    )
+                })?;
+                let events = py.detach(|| match deadline {
+                    None => layers.events(waited).map(Some),
+                    Some(deadline) => layers.events_until(waited, deadline),
+                });
+                match events {
+                    Ok(Some(events)) => {
+                        device::make_wait(context, stream, &events)?;
+                        Ok(true)
+                    }
+                    Ok(None) => Ok(false),
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        match has_come {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(PyTimeoutError::new_err(format!("layer {layer} has not arrived"))),
+            Err(error @ JobLayerError::NoSuchLayer { .. }) => {
+                Err(PyValueError::new_err(errors::text(&error)))
+            }
+            Err(error) => Err(StoreError::new_err(errors::text(&error))),
+        }
     }
 
     /// A descriptor that is readable from the end of the job until `wait` has returned.

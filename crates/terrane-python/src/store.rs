@@ -19,7 +19,7 @@ use crate::cache::KvCache;
 use crate::device;
 use crate::errors;
 use crate::events::Events;
-use crate::jobs::{Submission, submission};
+use crate::jobs::{JobBlocks, Submission, submission};
 use crate::keys::Keys;
 use crate::manager::Manager;
 use crate::memory::{Blocks, release_ended};
@@ -179,7 +179,7 @@ impl Store {
         let py = keys.py();
         let (keys, blocks) = (Keys::of(keys)?, Blocks::from_argument(blocks)?);
         let blocks = blocks.get();
-        let Submission { options, own } = submission(py, options, Some(blocks))?;
+        let Submission { options, own } = submission(py, options, JobBlocks::Source(blocks))?;
         // SAFETY: the job gets `kept` as its guard.
         let (source, kept) = (unsafe { blocks.native() }, blocks.kept());
         let store = self.native()?;
@@ -191,7 +191,8 @@ impl Store {
 
     /// Reads blocks into memory: one for each key, as writable `Blocks` or a list of writable buffers. The
     /// destination must have the stored length. It does not wait for I/O. The options are those of `put`; `durable` has
-    /// no effect.
+    /// no effect. With `layer_by_layer`, blocks of a `KvCache` are copied layer by layer from memory tiers, and
+    /// `Job.wait_layer` waits for a layer.
     ///
     /// Each key has its own result: an absent or damaged block does not affect the others.
     ///
@@ -207,14 +208,14 @@ impl Store {
         let (keys, blocks) = (Keys::of(keys)?, Blocks::from_argument(blocks)?);
         let blocks = blocks.get();
         blocks.check_writable()?;
-        let Submission { options, own } = submission(py, options, Some(blocks))?;
+        let Submission { options, own } = submission(py, options, JobBlocks::Destination(blocks))?;
         // SAFETY: the job gets `kept` as its guard, and the memory is writable.
         let (destination, kept) = (unsafe { blocks.native() }, blocks.kept());
         let store = self.native()?;
         let job = py.detach(|| store.get(&keys.slices(), destination, options, kept));
         let job = job.map_err(|refused| errors::exception(&refused.cause));
         release_ended(py);
-        Ok(Job::new(job?, own))
+        Ok(Job::new(job?, own).on_device(blocks.context()))
     }
 
     /// Copies blocks to the fastest memory tier, so that a later get reads them from there. The options are those of
@@ -227,7 +228,7 @@ impl Store {
     ) -> PyResult<Job> {
         let py = keys.py();
         let keys = Keys::of(keys)?;
-        let Submission { options, own } = submission(py, options, None)?;
+        let Submission { options, own } = submission(py, options, JobBlocks::None)?;
         let store = self.native()?;
         let job = py.detach(|| store.promote(&keys.slices(), TierId::new(0), options));
         Ok(Job::new(job.map_err(|error| errors::exception(&error))?, own))
@@ -243,7 +244,7 @@ impl Store {
     ) -> PyResult<Job> {
         let py = keys.py();
         let keys = Keys::of(keys)?;
-        let Submission { options, own } = submission(py, options, None)?;
+        let Submission { options, own } = submission(py, options, JobBlocks::None)?;
         let store = self.native()?;
         let job = py.detach(|| store.remove_with(&keys.slices(), options));
         Ok(Job::new(job.map_err(|error| errors::exception(&error))?, own))

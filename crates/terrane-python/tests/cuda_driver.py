@@ -49,6 +49,17 @@ class Driver:
     def synchronize(self):
         self.call("cuCtxSynchronize")
 
+    @contextlib.contextmanager
+    def limited(self):
+        """Holds all work back. The function that it returns lets further operations run. Only a simulated device supports
+        this."""
+        limit = lambda most: self.call("terraneSimulatedLimit", c_uint64(most))
+        limit(0)
+        try:
+            yield limit
+        finally:
+            limit((1 << 64) - 1)
+
     @property
     def is_simulated(self):
         return hasattr(self.library, "terraneSimulatedHold")

@@ -66,6 +66,9 @@ class Arrays:
         """Makes an event that ends by `set`."""
         return types.SimpleNamespace(synchronize=lambda: event.wait(20))
 
+    def settle(self):
+        """Waits for the work of the current stream."""
+
 
 class DriverTensor:
     """The same part of a tensor on a device."""
@@ -102,6 +105,7 @@ class DriverStream:
 
     def __init__(self, driver, stream):
         self.driver, self.stream = driver, stream
+        self.cuda_stream = stream.handle.value
 
     def record_event(self):
         event = c_void_p()
@@ -144,6 +148,9 @@ class DriverMemory(Arrays):
     def overwrite(tensor, array):
         tensor.write(array)
 
+    def settle(self):
+        self.driver.call("cuStreamSynchronize", self.current.stream.handle)
+
     def release(self):
         # A cache owns its addresses until it is freed, and the driver reuses them.
         gc.collect()
@@ -157,7 +164,10 @@ def content(random, *shape):
 
 
 class Pools:
-    """A model's pools: plain attention, or latents with an indexer, a sliding window and states of Mamba layers."""
+    """A model's pools: plain attention, or latents with a draft, an indexer, a sliding window and states of Mamba layers.
+
+    Values of plain attention have other sizes than keys, or equal ones. Pages of the kind "wide" are large.
+    """
 
     def __init__(self, memory, kind, seed=0):
         self.memory, random = memory, numpy.random.default_rng(seed)
@@ -167,23 +177,27 @@ class Pools:
         make = lambda *shape: memory.tensor(content(random, *shape))
         self.counters = []
         register = self.counters.append
-        self.kvcache = type("MHATokenToKVPool" if kind == "plain" else "HybridPool", (), {})()
+        self.kvcache = type("HybridPool" if kind == "hybrid" else "MHATokenToKVPool", (), {})()
         self.kvcache.dtype, self.kvcache.layer_num, self.group = "bfloat16", LAYERS, None
         self.req_pool = types.SimpleNamespace(register_layer_transfer_counter=register)
-        if kind == "plain":
-            # The values have other sizes than the keys.
-            self.kvcache.k_buffer = [make(rows, 2, 8) for _ in range(LAYERS)]
-            self.kvcache.v_buffer = [make(rows, 2, 6) for _ in range(LAYERS)]
+        if kind != "hybrid":
+            row = {"plain": 6, "equal": 8, "wide": 4096}[kind]
+            self.kvcache.k_buffer = [make(rows, 2, max(8, row)) for _ in range(LAYERS)]
+            self.kvcache.v_buffer = [make(rows, 2, row) for _ in range(LAYERS)]
             self.buffers = {types_of.KV: [*self.kvcache.k_buffer, *self.kvcache.v_buffer]}
             self.components = [types.SimpleNamespace(name="FULL")]
             return
         self.buffers = {
-            types_of.KV: [make(rows, 1, 18) for _ in range(2)],
+            types_of.KV: [make(rows, 1, 18) for _ in range(3)],
             types_of.INDEXER: [make(PAGES, 50) for _ in range(2)],
             types_of.SWA: [make(rows, 2, 8)],
             types_of.MAMBA: [make(PAGES, 40), make(PAGES, 12)],
         }
-        layers = {types_of.KV: [1, 2], types_of.INDEXER: [1, 2], types_of.SWA: [2], types_of.MAMBA: [0]}
+        # The draft's layer is the last buffer, and belongs to the first layer of the model. Two layers share an index.
+        layers = {
+            types_of.KV: {1: (0, 2), 2: 1}, types_of.INDEXER: {1: 0, 2: (0, 1)}, types_of.SWA: {2: 0},
+            types_of.MAMBA: {0: 0},
+        }
         entries = []
         for name, buffers in self.buffers.items():
             is_state = name == types_of.MAMBA
@@ -191,7 +205,7 @@ class Pools:
                 assembler.DevicePoolEntry(
                     name=name, indices_from_pool=types_of.KV if name == types_of.INDEXER else name, device_pool=None,
                     components=[[buffer] for buffer in buffers] if is_state else [buffers],
-                    layer_mapping={layer: at for at, layer in enumerate(layers[name])},
+                    layer_mapping=layers[name],
                     page_size=1 if is_state else PAGE, rows_are_pages=name in (types_of.INDEXER, types_of.MAMBA),
                 )
             )

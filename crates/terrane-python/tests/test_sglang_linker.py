@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import types
+from ctypes import c_size_t
 
 import numpy
 import pytest
@@ -14,7 +15,7 @@ import cuda_driver
 import terrane_kv
 from conftest import damage
 from engines import installed, releases
-from linker_pools import LAYERS, PAGES, Arrays, DriverMemory, Linker, Pools, key
+from linker_pools import LAYERS, PAGE, PAGES, Arrays, DriverMemory, Linker, Pools, key
 
 try:
     DRIVER, REASON = cuda_driver.Driver(), ""
@@ -55,7 +56,7 @@ def linker(module, memory, directory):
         each.own.close()
 
 
-kinds = pytest.mark.parametrize("kind", ["plain", "hybrid"])
+kinds = pytest.mark.parametrize("kind", ["plain", "equal", "hybrid"])
 
 
 def window_pages(pools, name, pages):
@@ -197,24 +198,62 @@ def held(made, worker):
     return event
 
 
-def test_a_layer_waits_for_the_pools_that_begin_with_it_or_before(linker, monkeypatch):
+def test_a_layer_waits_for_the_layers_of_each_pool_that_it_needs(linker, monkeypatch):
     made = linker(kind="hybrid")
     assert made.offload([1, 2], [0, 1])
     # The counter is that of the pool of states, too.
     assert made.pools.counters == [made.own.layer_done_counter]
     loads = __import__("terrane_kv.sglang.loads", fromlist=["it"])
-    waited, wait = [], loads.Moves.wait
+    waited, wait = [], loads.Moves.wait_layers
 
-    def record(self, pools=None, deadline=None):
-        waited.append(pools)
-        return wait(self, pools, deadline)
+    def record(self, layers, stream=None):
+        waited.append(dict(layers))
+        return wait(self, layers, stream)
 
-    monkeypatch.setattr(loads.Moves, "wait", record)
+    monkeypatch.setattr(loads.Moves, "wait_layers", record)
     assert made.load([1, 2], [4, 5])
-    assert waited[:3] == [{"mamba"}, {"mamba", "kv", "indexer"}, {"mamba", "kv", "indexer", "swa"}]
+    # The first layer of latents has two buffers: its own, and that of a draft.
+    assert waited == [
+        {"mamba": 0, "kv": -1, "indexer": -1, "swa": -1},
+        {"mamba": 0, "kv": 1, "indexer": 0, "swa": -1},
+        {"mamba": 0, "kv": 2, "indexer": 1, "swa": 0},
+    ]
 
 
-def test_a_wait_blocks_until_the_load_has_ended(linker):
+def test_a_page_has_the_bytes_of_the_layers_in_the_order_of_the_forward_pass(linker, directory):
+    made = linker(kind="equal")
+    (pool,) = made.own._device_pools.values()
+    assert [numbers for _, numbers in pool.form] == [[0, 3, 1, 4, 2, 5]]
+    assert [pool.last_layer(layer) for layer in range(-1, 4)] == [-1, 1, 3, 5, 5]
+    assert made.offload([1, 2], [0, 1])
+    content = made.pools.pages(made.types.PoolName.KV, 1)
+    made.own.close()
+    # The damage is found in the page's bytes on disk.
+    damage(directory, b"".join(content[at] for at in [0, 3, 1, 4, 2, 5]))
+    assert not linker(kind="equal").load([1, 2], [5, 6])
+
+
+def test_a_stream_waits_for_each_layer_of_a_job_once(linker, monkeypatch):
+    made = linker(kind="hybrid")
+    assert made.offload([1, 2], [0, 1])
+    loads = __import__("terrane_kv.sglang.loads", fromlist=["it"])
+    asked, wait = [], loads.Moves._wait_for_layers
+
+    def record(self, job, layers, stream):
+        asked.append(layers)
+        return wait(self, job, layers, stream)
+
+    monkeypatch.setattr(loads.Moves, "_wait_for_layers", record)
+    assert made.own.load("r", made.transfers([1, 2], [4, 5]))
+    index = made.own.start_layer_wise_loading()
+    counter = made.own.layer_done_counter
+    counter.set_consumer(index)
+    for layer in [0, 0, 1, 1, 0, 2, 2]:
+        counter.wait_until(layer)
+    assert asked == [(0, 0), (0, 1), (0, 0), (2, 2), (1, 1), (0, 0)] and made.own.finish_layer_wise_loading(index)
+
+
+def test_a_wait_blocks_until_its_layer_is_loaded(linker, memory):
     made = linker()
     assert made.offload([1], [0])
     expected = made.pools.pages(made.types.PoolName.KV, 0)
@@ -225,8 +264,10 @@ def test_a_wait_blocks_until_the_load_has_ended(linker):
     def forward():
         counter = made.own.layer_done_counter
         counter.set_consumer(index)
-        counter.wait_until(0)
-        seen.append(made.pools.pages(made.types.PoolName.KV, 6))
+        for layer in range(LAYERS):
+            counter.wait_until(layer)
+            memory.settle()
+            seen.append(made.pools.pages(made.types.PoolName.KV, 6)[layer::LAYERS])
 
     thread = threading.Thread(target=forward)
     thread.start()
@@ -234,7 +275,8 @@ def test_a_wait_blocks_until_the_load_has_ended(linker):
     assert thread.is_alive() and seen == []
     event.set()
     thread.join(20)
-    assert seen == [expected] and made.own.finish_layer_wise_loading(index)
+    assert seen == [expected[layer::LAYERS] for layer in range(LAYERS)]
+    assert made.own.finish_layer_wise_loading(index)
 
 
 def test_an_offload_reads_its_pages_after_the_events_of_its_streams(linker, memory, monkeypatch):
@@ -274,6 +316,96 @@ def test_transfers_run_after_the_work_of_the_streams(linker, memory):
         pages = window_pages(made.types.PoolName, name, [0, 1]), window_pages(made.types.PoolName, name, [7, 8])
         for source, loaded in zip(*pages):
             assert made.pools.pages(name, loaded) == fresh.pages(name, source)
+
+
+@pytest.fixture
+def wide(linker, memory):
+    """A linker whose layers travel one by one, because they are large, and its first half of pages offloaded."""
+    if not memory.driver.is_simulated:
+        pytest.skip("the work of a real device cannot be held back")
+    made = linker(kind="wide", capacity="64MiB", memory="64MiB")
+    half = PAGES // 2
+    assert made.offload(range(half), list(range(half)))
+    # The engine has its buffers afterwards.
+    assert made.load(range(half), list(range(half, PAGES)))
+    for buffer in made.pools.buffers[made.types.PoolName.KV]:
+        assert (memory.array(buffer)[: half * PAGE] == memory.array(buffer)[half * PAGE :]).all()
+    made.pools.zero()
+    # The events of the streams, which the load waits for, would be held back, too.
+    made.own._indices_ready = list
+    return made
+
+
+def started(made):
+    """Starts a load of the pages, and returns its index and its job."""
+    half = PAGES // 2
+    assert made.own.load("r", made.transfers(range(half), list(range(half, PAGES))))
+    index, counter = made.own.start_layer_wise_loading(), made.own.layer_done_counter
+    counter.set_consumer(index)
+    counter._batches[index]._is_submitted.wait(20)
+    (job,) = counter._batches[index]._jobs.values()
+    return index, job
+
+
+@pytest.mark.parametrize("memory", ["device"], indirect=True)
+def test_a_wait_for_the_first_layer_returns_before_the_last_one_has_arrived(wide, memory):
+    wide.own.layer_done_counter._current_stream = lambda: None
+    with memory.driver.limited() as limit:
+        index, job = started(wide)
+        thread = threading.Thread(target=wide.own.layer_done_counter.wait_until, args=(0,))
+        thread.start()
+        thread.join(0.05)
+        assert thread.is_alive()
+        while thread.is_alive():
+            limit(1)
+            thread.join(0.02)
+        with pytest.raises(TimeoutError, match="layer 5 has not arrived"):
+            job.wait_layer(2 * LAYERS - 1, 0.02)
+        assert not job.has_ended()
+    assert wide.own.finish_layer_wise_loading(index)
+
+
+@pytest.mark.parametrize("memory", ["device"], indirect=True)
+def test_the_stream_of_the_forward_pass_waits_for_a_layer_and_the_thread_does_not(wide, memory):
+    buffers = wide.pools.buffers[wide.types.PoolName.KV]
+    copies = [memory.tensor(memory.array(buffer)) for buffer in buffers]
+    with memory.driver.limited():
+        index, job = started(wide)
+        for layer in range(LAYERS):
+            thread = threading.Thread(target=wide.own.layer_done_counter.wait_until, args=(layer,))
+            thread.start()
+            thread.join(20)
+            assert not thread.is_alive()
+            for buffer, copy in list(zip(buffers, copies))[layer::LAYERS]:
+                # The forward pass reads the layer.
+                memory.driver.call(
+                    "cuMemcpyDtoDAsync_v2", copy.held.address, buffer.held.address, c_size_t(buffer.nbytes),
+                    memory.current.stream.handle,
+                )
+        with pytest.raises(TimeoutError, match="layer 0 has not arrived"):
+            job.wait_layer(0, 0.02)
+    # The lazy device runs the stream's work first, unless it has to wait.
+    memory.settle()
+    fresh = Pools(Arrays(), "wide")
+    for copy, buffer in zip(copies, fresh.buffers[wide.types.PoolName.KV]):
+        half = PAGES // 2 * PAGE
+        assert (memory.array(copy)[half:] == buffer.array[:half]).all()
+    assert wide.own.finish_layer_wise_loading(index)
+
+
+@pytest.mark.parametrize("memory", ["device"], indirect=True)
+def test_the_thread_waits_for_the_whole_load_if_the_stream_cannot_wait(linker):
+    made = linker()
+    assert made.offload([1], [0])
+    # The per-thread default stream, which the store refuses.
+    made.own.layer_done_counter._current_stream = lambda: 2
+    assert made.own.load("r", made.transfers([1], [6]))
+    index, counter = made.own.start_layer_wise_loading(), made.own.layer_done_counter
+    counter.set_consumer(index)
+    counter.wait_until(0)
+    assert counter._batches[index].has_ended() and made.own.finish_layer_wise_loading(index)
+    name = made.types.PoolName.KV
+    assert made.pools.pages(name, 6) == made.pools.pages(name, 0)
 
 
 @pytest.mark.parametrize("memory", ["device"], indirect=True)

@@ -109,6 +109,9 @@ impl State {
     }
 
     fn is_ready(&self, stream: u64) -> bool {
+        if self.operations_left == Some(0) {
+            return false;
+        }
         self.streams.get(&stream).is_some_and(|stream| {
             !stream.is_held
                 && stream.queue.front().is_some_and(|head| {
@@ -140,6 +143,7 @@ impl State {
         let Some(own) = self.streams.get_mut(&stream) else { return };
         own.completed += 1;
         let context = own.context;
+        self.operations_left = self.operations_left.map(|left| left.saturating_sub(1));
         if own.is_destroyed && own.queue.is_empty() {
             self.streams.remove(&stream);
         }

@@ -123,6 +123,8 @@ pub struct State {
     pub faults: Faults,
     pub captures: BTreeMap<u64, Capture>,
     pub callbacks: VecDeque<Callback>,
+    /// The number of operations that may still run, if it is limited.
+    pub operations_left: Option<u64>,
     /// The number of calls: the background thread waits until there are no more.
     pub activity: u64,
     pub is_ending: bool,
@@ -148,6 +150,7 @@ impl State {
             functions: BTreeMap::new(),
             space,
             faults: Faults::default(),
+            operations_left: None,
             captures: BTreeMap::new(),
             callbacks: VecDeque::new(),
             activity: 0,

@@ -47,6 +47,7 @@ pub use queue::{CompletionQueue, QueuePlace};
 pub use slab::{JobId, Priority};
 pub use store::Store;
 pub use store::job::blocks::{Blocks, Spans};
+pub use store::job::layers::{JobLayerError, JobLayers};
 pub use store::job::options::JobOptions;
 pub use store::job::outcome::JobOutcome;
 pub use store::job::result::{BlockResult, NoRoom};

@@ -152,6 +152,19 @@ impl SimulatedCuda {
         unsafe { call(stream.addr(), &raw mut graph) }
     }
 
+    /// Lets at most `most` further operations of all streams run, until the returned value drops. The
+    /// test's thread must not wait for other work before.
+    pub fn limit(&self, most: u64) -> Limited<'_> {
+        self.set_limit(most);
+        Limited(self)
+    }
+
+    fn set_limit(&self, most: u64) {
+        let call = self.function::<unsafe extern "C" fn(u64) -> u32>("terraneSimulatedLimit");
+        // SAFETY: no pointers.
+        succeeded(unsafe { call(most) });
+    }
+
     /// Runs up to `most` steps of streams that are ready, and returns their number.
     pub fn step(&self, most: u64) -> u64 {
         let mut done = 0;
@@ -224,4 +237,14 @@ impl Drop for Held<'_> {
 #[track_caller]
 fn succeeded(code: u32) {
     assert_eq!(code, 0, "the simulated driver refuses");
+}
+
+/// A limit of operations, which ends when it drops.
+#[derive(Debug)]
+pub struct Limited<'a>(&'a SimulatedCuda);
+
+impl Drop for Limited<'_> {
+    fn drop(&mut self) {
+        self.0.set_limit(u64::MAX);
+    }
 }

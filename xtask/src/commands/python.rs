@@ -27,16 +27,18 @@ const LONG: &str = "*/test_growth.py";
 const MOST_BYTES: u64 = 10 << 20;
 
 /// The tests that the GPU bundle runs on a real device, and their helpers.
-const ON_DEVICE: [&str; 11] = [
+const ON_DEVICE: [&str; 13] = [
     "conftest.py",
     "report.py",
     "cuda_driver.py",
     "engines.py",
     "linker_pools.py",
     "test_device.py",
+    "test_layers.py",
     "test_sglang_linker.py",
     "test_vllm_worker.py",
     "gpu/test_torch.py",
+    "gpu/test_torch_layers.py",
     "gpu/test_torch_linker.py",
     "gpu/test_torch_worker.py",
 ];

@@ -41,9 +41,18 @@ impl Stream {
         layers: &Layers,
         which: impl LayerRange,
     ) -> Result<(), CudaError> {
-        for event in layers.events(which)? {
+        self.wait_for_events(&layers.events(which)?)
+    }
+
+    /// Makes later work of this stream run after these events of layers.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`], [`CudaError::ContextLost`].
+    pub fn wait_for_events(&self, events: &[EventHandle]) -> Result<(), CudaError> {
+        for event in events {
             // SAFETY: the handle keeps the event alive.
-            unsafe { self.wait_for_handle(pointer(&event)) }?;
+            unsafe { self.wait_for_handle(pointer(event)) }?;
         }
         Ok(())
     }

@@ -84,6 +84,13 @@ exports! {
         simulator.with(|state| hold(state, stream, false))
     }
 
+    /// Lets at most `most` further operations of all streams run. The largest number removes the
+    /// limit.
+    fn terraneSimulatedLimit(most: u64) |simulator, _caller| {
+        simulator.with(|state| state.operations_left = (most != u64::MAX).then_some(most));
+        Ok(())
+    }
+
     /// Runs up to `most` steps of streams that are ready, and returns their number.
     fn terraneSimulatedStep(most: u64, done: Out<u64>) |simulator, _caller| {
         let mut steps = 0;

@@ -235,3 +235,33 @@ fn each_thread_has_its_own_per_thread_default_stream() {
         assert!(is_done(mark));
     }
 }
+
+/// A limit holds back the work of all streams, in their order.
+#[test]
+fn a_limit_lets_so_many_operations_run() {
+    for config in configs() {
+        let _cuda = Cuda::new(config);
+        let (first, second, memory) = (stream(NON_BLOCKING), stream(NON_BLOCKING), allocate(BYTES));
+        let marks = [(); 4].map(|()| event());
+        limit(0);
+        for (at, mark) in marks.iter().enumerate() {
+            let stream = if at < 2 { first } else { second };
+            wait_for(second, marks[0]);
+            ok(fill(memory, 1, BYTES, stream));
+            record(*mark, stream);
+        }
+        let done = || marks.iter().filter(|mark| is_done(**mark)).count();
+        for _ in 0..10 {
+            assert_eq!(done(), 0);
+        }
+        limit(2);
+        while done() == 0 {}
+        for _ in 0..10 {
+            assert!(done() < 3, "{}", done());
+        }
+        limit(u64::MAX);
+        ok(synchronize(first));
+        ok(synchronize(second));
+        assert_eq!(done(), 4);
+    }
+}

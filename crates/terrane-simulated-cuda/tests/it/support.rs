@@ -163,6 +163,11 @@ pub fn release(stream: u64) {
     ok(unsafe { terraneSimulatedRelease(stream) });
 }
 
+pub fn limit(most: u64) {
+    // SAFETY: no pointers.
+    ok(unsafe { terraneSimulatedLimit(most) });
+}
+
 pub fn is_done(event: u64) -> bool {
     // SAFETY: no pointers.
     match unsafe { cuEventQuery(event) } {

@@ -114,6 +114,39 @@ fn each_layer_has_its_own_state_and_the_rest_ends_with_the_job() {
 }
 
 #[test]
+fn a_wait_for_layers_or_their_events_ends_at_its_deadline() {
+    let engine = Arc::new(Keeping::default());
+    let manager = TransferManager::new([engine.clone() as _]);
+    let [from, to] = ends();
+    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_by_layer();
+    let completion = manager.submit(transfer, ()).unwrap();
+    let (layers, job) = (completion.layers().unwrap(), engine.take());
+    let soon = || Instant::now() + Duration::from_millis(20);
+    let begun = Instant::now();
+    assert_eq!(layers.wait_until(0, soon()), Ok(false));
+    assert_eq!(layers.events_until(.., soon()), Ok(None));
+    assert!(begun.elapsed() >= Duration::from_millis(40));
+    let signals = job.layers().unwrap();
+    signals.submitted(0..2, event(7));
+    signals.done(0..1);
+    // A deadline that has passed changes nothing for layers that are there.
+    let passed = Instant::now();
+    assert_eq!(
+        (layers.wait_until(0, passed), layers.wait_until(0..2, passed)),
+        (Ok(true), Ok(false))
+    );
+    assert_eq!(layers.events_until(0..2, passed), Ok(Some(vec![event(7)])));
+    assert_eq!(layers.events_until(0..3, passed), Ok(None));
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| layers.wait_until(.., Instant::now() + Duration::from_secs(60)));
+        thread::sleep(Duration::from_millis(5));
+        job.finish(Err(CopyFailure::Engine { source: "a fault of a test".into() }));
+        assert_eq!(waits.join().unwrap(), Err(LayerError::Failed { layer: 1 }));
+    });
+    assert!(end_of(completion).result.is_err());
+}
+
+#[test]
 fn unfinished_layers_of_a_dropped_job_fail() {
     let engine = Arc::new(Keeping::default());
     let manager = TransferManager::new([engine.clone() as _]);

@@ -283,3 +283,36 @@ fn calls(driver: &SimulatedCuda) -> u64 {
     ];
     driver.calls(None) - others.iter().map(|name| driver.calls(Some(name))).sum::<u64>()
 }
+
+/// Layers of 4 MiB travel one by one, by every path. With one event for all of them, compute on the
+/// first layer would wait for the last one.
+#[test]
+fn each_layer_of_four_mebibytes_has_its_own_event() {
+    let name = "each_layer_of_four_mebibytes_has_its_own_event";
+    let Some(context) = device(name, ROOM) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: the work of a real device cannot be held back");
+    };
+    for path in [None, Some(CopyPath::Direct), Some(CopyPath::Staged), Some(CopyPath::CopyEach)]
+        .into_iter()
+        .chain([Some(CopyPath::Batched)])
+    {
+        let fixture = fixture(&context, path);
+        let manager = fixture.manager();
+        let shape = config(16, 3, 512);
+        let ids: Vec<u32> = (0..16).collect();
+        let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+        let here = fixture.endpoint(APART, shape, LAYERS_APART);
+        let bytes = here.layout().geometry().block_bytes().get() * 16 / 3;
+        assert!(bytes >= 4 << 20, "{bytes}");
+        let transfer = Transfer::new(&there, &here).blocks(&ids, &ids).layer_by_layer();
+        let transfer = transfer.device_order(DeviceOrder::AlreadySynchronised);
+        let held = driver.limit(0);
+        let completion = manager.submit(transfer, ()).unwrap();
+        let layers = completion.layers().unwrap();
+        let [first, second] = [0, 1].map(|layer| layers.event(layer).unwrap());
+        drop(held);
+        assert!(first.is_some() && second.is_some() && first != second, "{path:?}");
+        end_of(completion).result.unwrap();
+    }
+}

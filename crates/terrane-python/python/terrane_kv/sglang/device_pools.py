@@ -1,5 +1,7 @@
 """The pages of SGLang's device pools, as blocks of caches."""
 
+import bisect
+
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.hybrid_cache import linker_pool_assembler
 
@@ -63,7 +65,6 @@ class DevicePool:
     def __init__(self, number, entry):
         self.number, self._entry = number, entry
         self.name = getattr(entry.name, "value", entry.name)
-        self.first_layer = min(entry.layer_mapping)
         buffers = [buffer for component in entry.components for buffer in component]
         device = buffers[0].device
         if device.type not in ("cuda", "cpu"):
@@ -74,18 +75,28 @@ class DevicePool:
             raise ValueError(f"the pages of the pool {self.name} have different numbers of rows: {sorted(rows)}")
         (self._rows,) = rows
         pages = min(buffer.shape[0] for buffer in buffers) // self._rows
-        # The forms are in the order of SGLang's buffers, which is the order of a page's bytes in the store.
+        # Buffers are loaded in the order in which a forward pass needs them. It is the order of a page's bytes, too.
+        ordered = sorted(_with_layers(entry), key=lambda it: it[0])
         members = {}
-        for _, (pointer, row_stride, span) in _with_meta(entry):
-            members.setdefault((span, row_stride * self._rows), []).append(pointer)
-        parts = [(pointers, span, [pages], [stride]) for (span, stride), pointers in members.items()]
-        # The geometry on which stored pages depend: the bytes of a page in each buffer, and the number of buffers.
-        self.form = [[span, len(pointers)] for pointers, span, _, _ in parts]
+        for layer, number_of_buffer, (pointer, row_stride, span) in ordered:
+            members.setdefault((span, row_stride * self._rows), []).append((layer, number_of_buffer, pointer))
+        parts = [
+            ([pointer for _, _, pointer in buffers], span, [pages], [stride])
+            for (span, stride), buffers in members.items()
+        ]
+        # A layer of the cache has one buffer of each part. The forward pass needs it at the earliest of their layers.
+        self._layers = [min(layers) for layers in zip(*([layer for layer, _, _ in it] for it in members.values()))]
+        # The geometry on which stored pages depend: the bytes of a page in each buffer, and the order of the buffers.
+        self.form = [[span, [number for _, number, _ in it]] for (span, _), it in members.items()]
         memory = "host" if self.device is None else self.device
         try:
             (self.cache,) = KvCache.pages([parts], keep=buffers, memory=memory)
         except (StoreError, ValueError) as error:
             raise ValueError(f"Terrane cannot describe SGLang's device pool {self.name}: {error}") from error
+
+    def last_layer(self, layer):
+        """The last layer of the cache that a forward pass needs for its layers up to this one; -1 if it needs none."""
+        return bisect.bisect_right(self._layers, layer) - 1
 
     def page_ids(self, indices):
         """The ids of the pages with these token indices. Copies the indices from the device."""
@@ -96,6 +107,21 @@ def _with_meta(entry):
     """Each buffer of a pool, with its address, the bytes from row to row, and the bytes of a page."""
     for component, meta in zip(entry.components, entry.buffer_meta, strict=True):
         yield from zip(component, meta, strict=True)
+
+
+def _with_layers(entry):
+    """Each buffer of a pool, as the first layer of a forward pass that needs it, its number, and its meta values."""
+    first = {}
+    for layer, places in entry.layer_mapping.items():
+        for place in (places,) if isinstance(places, int) else places:
+            first[place] = min(layer, first.get(place, layer))
+    # A buffer of no layer is loaded with the first one.
+    any_layer = min(entry.layer_mapping)
+    number = 0
+    for meta in entry.buffer_meta:
+        for place, values in enumerate(meta):
+            yield first.get(place, any_layer), number, values
+            number += 1
 
 
 def _rows_of_page(name, buffer, meta):

@@ -81,8 +81,10 @@ class TerraneCacheLinker(UnifiedCacheLinker):
         # The indices of pages are copied to the host on this stream, so that no other work is waited for.
         self._stream = None if self._device is None else torch.cuda.Stream(device=self._device)
         self._store = self._open(params, extra)
-        first_layers = {pool.name: pool.first_layer for pool in made}
-        self.layer_done_counter = LayerCounter(self._pool_group.num_layers, first_layers, self._has_failed)
+        last_layers = {pool.name: pool.last_layer for pool in made}
+        self.layer_done_counter = LayerCounter(
+            self._pool_group.num_layers, last_layers, self._current_stream, self._has_failed
+        )
         if PoolName.MAMBA in self.pools:
             # SGLang registers the counter with the pool of attention layers only.
             params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
@@ -228,6 +230,12 @@ class TerraneCacheLinker(UnifiedCacheLinker):
         streams = [torch.cuda.current_stream(self._device), self.forward_stream]
         return [stream.record_event() for stream in streams if stream is not None]
 
+    def _current_stream(self):
+        """The stream of the forward pass, which waits for layers; None if the thread waits."""
+        if self._device is None or self._owner != os.getpid():
+            return None
+        return torch.cuda.current_stream(self._device).cuda_stream
+
     def finish_layer_wise_loading(self, counter_index):
         return self.layer_done_counter.finish(counter_index)
 
@@ -301,6 +309,8 @@ class TerraneCacheLinker(UnifiedCacheLinker):
                 "timeout": self._timeout_s,
                 "priority": "low" if verb == "put" else "high",
             }
+            if verb == "get":
+                options["layer_by_layer"] = True
             if self._device is not None:
                 # The events before have ended, so the device has completed the work on these pages.
                 options["stream"] = -1

@@ -23,6 +23,8 @@ class Moves:
         self._lock = threading.Lock()
         self._is_cancelled = False
         self._jobs = {}
+        # The last layer of each pool for which the thread (None) or a stream waits.
+        self._layers = {}
         # The ids of the pages in each pool, once the thread has them.
         self.pages = {}
         self.error = None
@@ -56,15 +58,41 @@ class Moves:
             return True
         return self._is_submitted.is_set() and all(job.has_ended() for job in self._jobs.values())
 
-    def wait(self, pools=None, deadline=None):
-        """Waits until the jobs of these pools, or all jobs, have ended. Returns False at the deadline."""
+    def wait(self, deadline=None):
+        """Waits until all jobs have ended. Returns False at the deadline."""
         if self._is_forked():
             return True
         while not self._is_submitted.wait(_slice(deadline)):
             if _has_passed(deadline):
                 return False
-        jobs = [job for name, job in self._jobs.items() if pools is None or name in pools]
-        return all(self._wait_for(job, deadline) for job in jobs)
+        return all(self._wait_for(job, deadline) for job in self._jobs.values())
+
+    def wait_layers(self, layers, stream=None):
+        """Waits for this layer of each pool, and those before it: the thread, or the CUDA `stream` with this handle.
+
+        The thread waits for a job that fails until it has ended.
+        """
+        if self._is_forked():
+            return
+        while not self._is_submitted.wait(_slice(None)):
+            pass
+        reached = self._layers.setdefault(stream, {})
+        for name, layer in layers.items():
+            first = reached.get(name, -1) + 1
+            if first <= layer and name in self._jobs:
+                self._wait_for_layers(self._jobs[name], (first, layer), stream)
+                reached[name] = layer
+
+    def _wait_for_layers(self, job, layers, stream):
+        first, last = layers
+        while True:
+            try:
+                return job.wait_layer(last, _slice(None), first=first, stream=stream)
+            except TimeoutError:
+                continue
+            except Exception:
+                # The outcome of the job has the cause, or the layer has arrived by then.
+                return self._wait_for(job)
 
     def _wait_for(self, job, deadline=None):
         while True:
@@ -123,16 +151,19 @@ def _has_passed(deadline):
 class LayerCounter:
     """The counter by which SGLang's pools wait for the layers of a batch of loads.
 
-    A job of the store ends with all layers of its pool. So a wait for a layer waits for the whole load of each pool
-    that begins with this layer or an earlier one. A failure raises no exception here: `finish` returns it.
+    Layers arrive one by one, and each pool has layers of its own. With a device, its current stream waits for them, so
+    that the thread submits the work of the next layers meanwhile. A failure raises no exception here: `finish` returns
+    it.
 
-    `pools` are the first layers of each pool, and `on_failure` gets the moves of a load that has failed.
+    `pools` has a function for each pool, from a layer of the forward pass to the last layer of the pool that it needs.
+    `current_stream` returns the handle of the stream that waits, or None if the thread waits. `on_failure` gets the
+    moves of a load that has failed.
     """
 
-    def __init__(self, num_layers, pools, on_failure):
+    def __init__(self, num_layers, pools, current_stream, on_failure):
         self.num_layers = num_layers
         self.consumer_index = -1
-        self._pools, self._on_failure = pools, on_failure
+        self._pools, self._current_stream, self._on_failure = pools, current_stream, on_failure
         self._batches, self._last = {}, -1
         self._warnings = RateLimitedWarning()
 
@@ -149,7 +180,8 @@ class LayerCounter:
     def wait_until(self, threshold):
         moves = self._batches.get(self.consumer_index)
         if moves is not None:
-            moves.wait({name for name, first in self._pools.items() if first <= threshold})
+            layers = {name: last_layer(threshold) for name, last_layer in self._pools.items()}
+            moves.wait_layers(layers, self._current_stream())
 
     def finish(self, index):
         """Waits for a batch, and returns whether each of its pages was loaded."""

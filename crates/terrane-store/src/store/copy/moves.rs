@@ -48,7 +48,7 @@ impl JobTask {
         }
         for each in copies {
             if let Some(from) = source_of(each.tier) {
-                started.push(self.start_copy((&from.endpoint, &to.endpoint), each));
+                started.push(self.start_copy((&from.endpoint, &to.endpoint), each, None));
             }
         }
         let mut yielding = YieldingCopies::new(&self.control);

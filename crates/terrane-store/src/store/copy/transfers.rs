@@ -9,6 +9,7 @@ use terrane_transfer::{CompletionFuture, DeviceOrder, Endpoint, Transfer, Transf
 
 use crate::error::StoreError;
 use crate::store::job::executor::Executor;
+use crate::store::job::layers::LayerArrivals;
 use crate::store::job::one_shot::OneShot;
 use crate::store::job::result::BlockResult;
 use crate::store::job::task::{GuardCell, JobTask};
@@ -107,32 +108,40 @@ enum CopyState<K> {
 type CopyEnd<K> = CompletionFuture<(SmallVec<[K; 1]>, GuardCell)>;
 
 impl JobTask {
-    /// Starts a copy between two endpoints. It does not wait.
+    /// Starts a copy between two endpoints. It does not wait. If `layers` is set, the copy is layer by
+    /// layer, and added there.
     pub(crate) fn start_copy<K: Send + 'static>(
         &self,
         (from, to): (&Endpoint, &Endpoint),
         copies: BlockCopies<K>,
+        layers: Option<&LayerArrivals>,
     ) -> StartedCopy<K> {
         let BlockCopies { tier, tokens, indices, from: sources, to: destinations, keeps } = copies;
         let blocks = (&sources[..], &destinations[..]);
         let options = (tokens, self.control.deadline, self.device_order.as_ref());
         let mut transfer = transfer((from, to), blocks, options);
-        if self.layer_by_layer {
+        if layers.is_some() {
             transfer = transfer.layer_by_layer();
         }
+        let refused = |result| {
+            if let Some(layers) = layers {
+                layers.fail();
+            }
+            CopyState::Ended(Err(result))
+        };
         let Some(manager) = &self.core.manager else {
             let result = BlockResult::failed(StoreError::NeedsHostTier { kind: from.kind() });
-            return StartedCopy { tier, indices, state: CopyState::Ended(Err(result)) };
+            return StartedCopy { tier, indices, state: refused(result) };
         };
         let state = match manager.submit(transfer, (keeps, Arc::clone(&self.guard))) {
             Ok(completion) => {
                 self.control.add_ticket(completion.ticket());
-                if let Some(layers) = completion.layers() {
-                    self.control.add_layers(layers);
+                if let Some((arrivals, layers)) = layers.zip(completion.layers()) {
+                    arrivals.add(layers);
                 }
                 CopyState::Running(completion.into_future())
             }
-            Err(rejected) => CopyState::Ended(Err(failed(rejected.cause))),
+            Err(rejected) => refused(failed(rejected.cause)),
         };
         StartedCopy { tier, indices, state }
     }

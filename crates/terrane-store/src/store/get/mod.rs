@@ -72,6 +72,9 @@ pub(crate) async fn run(
         if started.has_more() {
             Box::pin(get.finish_more(&mut started, &mut pending)).await;
         }
+        if pending.is_empty() {
+            get.report_layers(&started.copies);
+        }
         get.end_copies(&mut started.copies).await;
     }
     get.results.into_iter().map(|result| result.unwrap_or(BlockResult::Cancelled)).collect()
@@ -89,6 +92,9 @@ impl Started {
 
 impl Get<'_> {
     pub(super) fn set(&mut self, index: usize, result: BlockResult) {
+        if let Some(layers) = self.task.control.layers().filter(|_| !result.is_ok()) {
+            layers.fail();
+        }
         if let Some(slot) = self.results.get_mut(index) {
             *slot = Some(result);
         }
@@ -103,7 +109,7 @@ impl Get<'_> {
             let tier = task.core.tiers.get(each.tier.index());
             let memory = tier.and_then(|tier| tier.blocks(task.group));
             if let (Some(memory), Some(to)) = (memory, self.destination.endpoint()) {
-                copies.push(task.start_copy((&memory.endpoint, to), each));
+                copies.push(task.start_copy((&memory.endpoint, to), each, task.control.layers()));
             }
         }
         let reading = self.submit(from_disk).map(Box::new);
@@ -130,8 +136,10 @@ impl Get<'_> {
             let executor = &task.core.executor;
             let copies = std::mem::take(&mut started.copies).into_iter();
             started.copies = copies.map(|copy| copy.watched(executor)).collect();
-            let relayed = std::mem::take(&mut started.relayed);
-            self.relay(relayed, &mut started.copies).await;
+            // The copies of the relay follow the disk, block by block. Layers of them would be late.
+            let mut relayed = StartedCopies::new();
+            self.relay(std::mem::take(&mut started.relayed), &mut relayed).await;
+            self.end_copies(&mut relayed).await;
         }
         if started.waits.is_empty() {
             return;
@@ -147,6 +155,18 @@ impl Get<'_> {
                     self.set(index, stopped);
                 }
             }
+        }
+    }
+
+    /// All blocks but those of these copies have a result.
+    fn report_layers(&self, copies: &StartedCopies) {
+        let Some(layers) = self.task.control.layers() else { return };
+        let ended = self.results.iter().flatten().count();
+        let travel: usize = copies.iter().map(|copy| copy.indices.len()).sum();
+        if ended + travel == self.results.len() {
+            layers.only_copies_are_left();
+        } else {
+            layers.fail();
         }
     }
 
@@ -248,7 +268,8 @@ impl Get<'_> {
             let copy = BlockCopy { index, from: pin.block.slot, to: block, tokens, keeps: pin };
             let mut list = CopyList::default();
             list.add(host.id, copy);
-            let copies = list.into_iter().map(|each| task.start_copy((&memory.endpoint, to), each));
+            let copies =
+                list.into_iter().map(|each| task.start_copy((&memory.endpoint, to), each, None));
             started.extend(copies.map(|copy| copy.watched(&core.executor)));
         };
         let results = Load::new(task, host.id).run(&keys, &mut ready).await;

@@ -3,16 +3,17 @@
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use terrane_core::sync::lock;
-use terrane_transfer::{Layers, Ticket};
+use terrane_transfer::Ticket;
 
 use crate::slab::{JobId, Priority, Slabs};
 use crate::store::job::executor::{Executor, Timer};
+use crate::store::job::layers::LayerArrivals;
 use crate::store::job::outcome::OutcomeCell;
 use crate::store::job::result::BlockResult;
 
@@ -21,6 +22,9 @@ pub(crate) struct JobControl {
     pub(crate) id: JobId,
     pub(crate) outcome: OutcomeCell,
     pub(crate) deadline: Option<Instant>,
+    /// Set before the caller gets the job, if it asked for layers. Few jobs have it, and all allocate
+    /// this value.
+    layers: OnceLock<Box<LayerArrivals>>,
     executor: Executor,
     slabs: Option<Slabs>,
     is_cancelled: AtomicBool,
@@ -35,8 +39,6 @@ struct ControlState {
     task: Option<Waker>,
     /// Copies between endpoints in flight.
     tickets: SmallVec<[Ticket; 1]>,
-    /// The layers of copies that began, if the job asked for them.
-    layers: Vec<Layers>,
     /// The queue that the job waits in, and its number there.
     waits: Option<JobWaits>,
 }
@@ -61,6 +63,7 @@ impl JobControl {
             id,
             outcome: OutcomeCell::new(keys),
             deadline,
+            layers: OnceLock::new(),
             executor: executor.clone(),
             slabs: slabs.cloned(),
             is_cancelled: AtomicBool::new(false),
@@ -131,12 +134,14 @@ impl JobControl {
         tickets.iter().for_each(Ticket::cancel);
     }
 
-    pub(crate) fn add_layers(&self, layers: Layers) {
-        lock(&self.state).layers.push(layers);
+    /// Makes the job report its layers.
+    pub(crate) fn report_layers(&self, layers: LayerArrivals) {
+        // It is set once, before the job begins.
+        let _ = self.layers.set(Box::new(layers));
     }
 
-    pub(crate) fn layers(&self) -> Vec<Layers> {
-        lock(&self.state).layers.clone()
+    pub(crate) fn layers(&self) -> Option<&LayerArrivals> {
+        self.layers.get().map(|layers| &**layers)
     }
 
     pub(crate) fn set_waits(&self, waits: Option<JobWaits>) {

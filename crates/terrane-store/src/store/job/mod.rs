@@ -2,12 +2,13 @@
 //!
 //! A `submit` checks the `request`, with `blocks` and `options`. The `task` runs on the `executor`,
 //! and the caller controls it by `control`. Results of disk requests reach it as `arrivals`. An
-//! `outcome` has a `result` for each block.
+//! `outcome` has a `result` for each block. `layers` of a get arrive before its end.
 
 pub(crate) mod arrivals;
 pub(crate) mod blocks;
 pub(crate) mod control;
 pub(crate) mod executor;
+pub(crate) mod layers;
 pub(crate) mod one_shot;
 pub(crate) mod options;
 pub(crate) mod outcome;
@@ -23,11 +24,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use terrane_transfer::Layers;
-
 use crate::error::StoreError;
 use crate::slab::{JobId, Priority};
 use crate::store::job::control::JobControl;
+use crate::store::job::layers::JobLayers;
 use crate::store::job::outcome::JobOutcome;
 
 /// A job in flight.
@@ -94,19 +94,11 @@ impl Job {
         self.control.outcome.wait_until(self.id(), deadline).ok_or(self)
     }
 
-    /// The layers of the job's copies between endpoints that have begun, one value for each copy. It is
-    /// empty unless the job is [`layer_by_layer`](crate::JobOptions::layer_by_layer).
-    ///
-    /// The copies of blocks that were in memory have begun when the submission returns: one for each
-    /// tier and number of tokens. So compute on a layer can begin when all of these values have it. A
-    /// block that comes from disk by way of the host tier adds a value when it is there. Blocks that the
-    /// disk writes to host memory arrive whole, and add none.
-    ///
-    /// So the list may be empty, and says nothing about blocks that come from disk. If blocks of
-    /// the job may be on disk only, [wait](Self::wait) for the job before you compute.
+    /// The layers of a [`layer_by_layer`](crate::JobOptions::layer_by_layer) get, which may arrive before
+    /// its end; `None` for other jobs.
     #[must_use]
-    pub fn layers(&self) -> Vec<Layers> {
-        if self.control.outcome.is_lost() { Vec::new() } else { self.control.layers() }
+    pub fn layers(&self) -> Option<JobLayers> {
+        self.control.layers().map(|_| JobLayers::new(Arc::clone(&self.control)))
     }
 
     /// Ends the job early. Blocks that are done stay done; the others are

@@ -63,8 +63,8 @@ impl JobOptions {
         Self { device_order: Some(order), ..self }
     }
 
-    /// Copies between endpoints layer by layer, in order. [`Job::layers`](crate::Job::layers) says which
-    /// layers are there.
+    /// Makes a get copy layer by layer, from tiers of memory that a copy engine reaches.
+    /// [`Job::layers`](crate::Job::layers) waits for its layers. It has no effect on other jobs.
     pub fn layer_by_layer(self) -> Self {
         Self { layer_by_layer: true, ..self }
     }

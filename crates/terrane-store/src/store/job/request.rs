@@ -185,6 +185,11 @@ impl Payload {
         self.in_endpoint().map(|blocks| &blocks.endpoint)
     }
 
+    /// The layers of a block. Spans have one.
+    pub(crate) fn num_layers(&self) -> u32 {
+        self.endpoint().map_or(1, |endpoint| endpoint.layout().geometry().num_layers())
+    }
+
     pub(crate) fn block(&self, index: usize) -> Option<u32> {
         self.blocks().get(index).copied()
     }

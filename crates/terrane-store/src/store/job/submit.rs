@@ -8,6 +8,7 @@ use crate::store::get;
 use crate::store::get::direct;
 use crate::store::get::load;
 use crate::store::job::blocks::Blocks;
+use crate::store::job::layers::LayerArrivals;
 use crate::store::job::options::JobOptions;
 use crate::store::job::request::{Keys, Payload, PayloadUse};
 use crate::store::job::task::{begin, begin_without_task, start};
@@ -88,10 +89,14 @@ impl Store {
                 Err(cause) => Err(refuse(core, guard, cause)),
             };
         }
+        let layers = options.layer_by_layer.then(|| LayerArrivals::new(destination.num_layers()));
         let (job, task, end) = match begin(core, JobOrigin::Caller, options, keys.len()) {
             Ok(begun) => begun,
             Err(cause) => return Err(refuse(core, guard, cause)),
         };
+        if let Some(layers) = layers {
+            task.control.report_layers(layers);
+        }
         task.guard.set(guard);
         let destination = Arc::new(destination);
         core.executor.spawn(async move {

@@ -89,7 +89,6 @@ pub(crate) struct JobTask {
     pub(crate) group: u16,
     pub(crate) durable: bool,
     pub(crate) device_order: Option<DeviceOrder>,
-    pub(crate) layer_by_layer: bool,
     pub(crate) begun: Instant,
     pub(crate) guard: GuardCell,
 }
@@ -211,7 +210,6 @@ pub(crate) fn begin(
         group: options.group,
         durable: options.durable,
         device_order: options.device_order,
-        layer_by_layer: options.layer_by_layer,
         begun: parts.begun,
         guard: Arc::clone(&guard),
     };
@@ -267,6 +265,9 @@ impl EndParts {
             }
         }
         let is_ok = results.iter().all(BlockResult::is_ok);
+        if let Some(layers) = self.control.layers() {
+            if is_ok { layers.only_copies_are_left() } else { layers.fail() }
+        }
         let (id, bytes) = (self.control.id, ByteCount::new(bytes));
         let mut outcome = JobOutcome { id, tag: 0, results, bytes, took, is_ok };
         if self.in_table.origin == JobOrigin::Caller {

@@ -370,7 +370,8 @@ impl Put<'_> {
         let mut started: SmallVec<[_; 1]> = SmallVec::new();
         if let Some(source) = self.source.endpoint() {
             let copies = copies.into_iter();
-            started.extend(copies.map(|each| task.start_copy((source, &blocks.endpoint), each)));
+            started
+                .extend(copies.map(|each| task.start_copy((source, &blocks.endpoint), each, None)));
         }
         let mut yielding = YieldingCopies::new(&task.control);
         for (at, index, slot) in on_thread {

@@ -410,40 +410,6 @@ fn a_tier_that_shrinks_writes_all_dirty_blocks_beyond_its_limit() {
 }
 
 #[test]
-fn layers_of_a_job_are_there_before_its_end() {
-    let config = LayoutConfig::builder()
-        .num_blocks(4)
-        .num_layers(3)
-        .outer_dim(2)
-        .page_size(4)
-        .inner_dim(64)
-        .element(ElementFormat::Width(2))
-        .build()
-        .unwrap();
-    let allocator = SystemAllocator::new(SystemOptions::default());
-    let layout = LayoutBuilder::new(config).fully_contiguous().allocate(&allocator).unregistered();
-    let memory = Endpoint::new(layout.build().unwrap()).unwrap();
-    let group = BlockGroup::of_layout("kv", memory.layout());
-    let (store, _) = Store::builder().group(group).host(ByteCount::kib(64)).open().unwrap();
-    let stored = Blocks::new(&memory, &[0, 1]);
-    assert!(store.put(&keys(0..2), stored, JobOptions::new(), ()).unwrap().wait().is_ok());
-    let plain = store.get(&keys(0..1), Blocks::new(&memory, &[2]), JobOptions::new(), ()).unwrap();
-    assert!(plain.layers().is_empty() && plain.wait().is_ok());
-    let options = JobOptions::new().layer_by_layer();
-    let job = store.get(&keys(0..2), Blocks::new(&memory, &[2, 3]), options, ()).unwrap();
-    let layers = job.layers();
-    assert_eq!(layers.len(), 1);
-    assert_eq!(layers[0].range(), 0..3);
-    for layer in 0..3 {
-        layers[0].wait(layer).unwrap();
-        assert!(layers[0].is_done(layer));
-    }
-    assert!(job.wait().is_ok());
-    assert!(layers[0].is_done(..));
-    assert_at_rest(&store);
-}
-
-#[test]
 fn leases_in_the_tier_below_stop_no_write_back() {
     let directory = tempfile::tempdir().unwrap();
     let open = || builder(directory.path(), 4096, 64);

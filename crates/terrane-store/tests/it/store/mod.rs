@@ -8,6 +8,7 @@ mod faults;
 mod harness;
 mod hostile;
 mod incomplete;
+mod layers;
 mod memory_tiers;
 mod orphans;
 mod panics;

@@ -2,20 +2,22 @@
 
 mod future;
 pub(crate) mod range;
+mod signals;
 
 pub use future::LayerFuture;
+pub use signals::LayerSignals;
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use terrane_core::OwnerProcess;
 use terrane_core::convert::to_usize;
 
 use crate::completion::layers::range::LayerRange;
-use crate::completion::waiter_progress::{self, Invitation, WaiterPolling, WaiterProgress};
+use crate::completion::waiter_progress::{self, Invitation, WaiterPolling};
 use crate::engine::order::EventHandle;
 use crate::hazard::notify::catch_foreign_panic;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_at_most};
@@ -119,10 +121,7 @@ impl Layers {
     ///
     /// [`LayerError`], if the layer will not arrive.
     pub fn event(&self, layer: u32) -> Result<Option<EventHandle>, LayerError> {
-        self.wait_for(layer, |state| *state != LayerState::Waiting).map(|state| match state {
-            LayerState::Submitted(event) => Some(event),
-            LayerState::Waiting | LayerState::Done | LayerState::Failed => None,
-        })
+        self.wait_for(layer, None, LayerState::has_begun).map(|state| state?.event())
     }
 
     /// The events behind the copies of these layers, for a stream to wait for all of them, as for
@@ -134,12 +133,34 @@ impl Layers {
     /// [`LayerError::NotTransferred`] at once, or [`LayerError::Failed`] of the first layer that
     /// will not arrive.
     pub fn events(&self, layers: impl LayerRange) -> Result<Vec<EventHandle>, LayerError> {
+        self.events_by(layers, None).map(Option::unwrap_or_default)
+    }
+
+    /// As [`events`](Self::events), until `deadline`; `None` if it passed first.
+    ///
+    /// # Errors
+    ///
+    /// As [`events`](Self::events).
+    pub fn events_until(
+        &self,
+        layers: impl LayerRange,
+        deadline: Instant,
+    ) -> Result<Option<Vec<EventHandle>>, LayerError> {
+        self.events_by(layers, Some(deadline))
+    }
+
+    fn events_by(
+        &self,
+        layers: impl LayerRange,
+        deadline: Option<Instant>,
+    ) -> Result<Option<Vec<EventHandle>>, LayerError> {
         let mut events = Vec::new();
         for layer in self.shared.check(layers.of(self.range()))? {
-            let event = self.event(layer)?;
-            events.extend(event.filter(|event| !events.contains(event)));
+            let state = self.wait_for(layer, deadline, LayerState::has_begun)?;
+            let Some(state) = state else { return Ok(None) };
+            events.extend(state.event().filter(|event| !events.contains(event)));
         }
-        Ok(events)
+        Ok(Some(events))
     }
 
     /// Blocks the thread until the bytes of these layers are at the destination.
@@ -159,8 +180,33 @@ impl Layers {
     /// [`LayerError::NotTransferred`] at once, or [`LayerError::Failed`] of the first layer that
     /// will not arrive.
     pub fn wait(&self, layers: impl LayerRange) -> Result<(), LayerError> {
-        let mut layers = self.shared.check(layers.of(self.range()))?;
-        layers.try_for_each(|layer| self.wait_for(layer, LayerState::is_final).map(|_| ()))
+        self.wait_by(layers, None).map(|_| ())
+    }
+
+    /// As [`wait`](Self::wait), until `deadline`. Returns whether the layers are done.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait).
+    pub fn wait_until(
+        &self,
+        layers: impl LayerRange,
+        deadline: Instant,
+    ) -> Result<bool, LayerError> {
+        self.wait_by(layers, Some(deadline))
+    }
+
+    fn wait_by(
+        &self,
+        layers: impl LayerRange,
+        deadline: Option<Instant>,
+    ) -> Result<bool, LayerError> {
+        for layer in self.shared.check(layers.of(self.range()))? {
+            if self.wait_for(layer, deadline, LayerState::is_final)?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// A future that is ready when these layers are done, for any runtime.
@@ -168,24 +214,32 @@ impl Layers {
         LayerFuture::new(&self.shared, layers.of(self.range()))
     }
 
-    /// Waits until `enough` is true of the layer, and polls the engine meanwhile. Fails if the
-    /// layer has failed.
+    /// Waits until `enough` is true of the layer, and polls the engine meanwhile. Returns `None` at
+    /// the deadline. Fails if the layer has failed.
     fn wait_for(
         &self,
         layer: u32,
+        deadline: Option<Instant>,
         enough: impl Fn(&LayerState) -> bool,
-    ) -> Result<LayerState, LayerError> {
+    ) -> Result<Option<LayerState>, LayerError> {
         let index = self.shared.index(layer)?;
         if self.shared.is_lost() {
             return Err(LayerError::Failed { layer });
         }
-        let mut polling = WaiterPolling::blocking(self.spin);
+        let mut polling = match deadline {
+            None => WaiterPolling::blocking(self.spin),
+            Some(_) => WaiterPolling::new(self.spin),
+        };
         let mut state = lock(&self.shared.state);
         loop {
             match state.layer(index) {
                 LayerState::Failed => return Err(LayerError::Failed { layer }),
-                found if enough(&found) => return Ok(found),
+                found if enough(&found) => return Ok(Some(found)),
                 _ => {}
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(None);
             }
             match &state.invitation {
                 Some(invitation) if polling.continues(invitation) => {
@@ -194,7 +248,10 @@ impl Layers {
                     polling.poll(&invitation);
                     state = lock(&self.shared.state);
                 }
-                _ => state = wait_at_most(&self.shared.changed, state, polling.sleep_limit()),
+                _ => {
+                    let most = polling.sleep_limit().into_iter().chain(left).min();
+                    state = wait_at_most(&self.shared.changed, state, most);
+                }
             }
         }
     }
@@ -210,70 +267,16 @@ impl LayerState {
     fn is_final(&self) -> bool {
         matches!(self, Self::Done | Self::Failed)
     }
-}
 
-/// The engine's handle, which reports the state of layers. From
-/// [`CopyJob::layers`](crate::CopyJob::layers).
-///
-/// An engine reports each layer as soon as it can. An engine that cannot distinguish layers reports
-/// nothing. All of its layers are then done, or have failed, when the job ends. Ranges are clipped
-/// to the layers of the transfer. A late report, such as one for a layer that is already done, has
-/// no effect.
-///
-/// A report wakes threads and tasks that wait for the layer, and so runs foreign code. The engine
-/// must not hold a lock that it also needs to end the job. It can therefore keep a clone outside
-/// the lock, at the cost of a reference count. A clone reports nothing once the job has ended.
-#[derive(Clone)]
-pub struct LayerSignals {
-    shared: Arc<SharedLayers>,
-}
-
-impl LayerSignals {
-    /// Copies of these layers have been submitted to a stream, and `event` is recorded behind the
-    /// last of them. When it has completed, the bytes of the layers are at the destination.
-    ///
-    /// The event is kept until the job and every view of its layers have dropped. That is later
-    /// than the job's end, because a caller's stream may begin to wait for the event by then. Its
-    /// owner may drop on any thread.
-    pub fn submitted(&self, layers: Range<u32>, event: EventHandle) {
-        self.shared.set(layers, LayerState::Submitted(event.clone()), Some(event));
+    fn has_begun(&self) -> bool {
+        *self != Self::Waiting
     }
 
-    /// The bytes of these layers are at the destination, and visible to every thread that observes
-    /// this.
-    pub fn done(&self, layers: Range<u32>) {
-        self.shared.set(layers, LayerState::Done, None);
-    }
-
-    pub(crate) fn invite_waiters(&self, progress: &Arc<dyn WaiterProgress>) {
-        let mut state = lock(&self.shared.state);
-        if !state.ended {
-            let invitation = Invitation::new(progress, state.invitation.as_ref());
-            let replaced = state.invitation.replace(invitation);
-            drop(state);
-            self.shared.changed.notify_all();
-            drop(replaced);
+    fn event(self) -> Option<EventHandle> {
+        match self {
+            Self::Submitted(event) => Some(event),
+            Self::Waiting | Self::Done | Self::Failed => None,
         }
-    }
-
-    /// The transfer has ended: layers that are not final become done, or failed.
-    pub(crate) fn end(&self, succeeded: bool) {
-        let end = if succeeded { LayerState::Done } else { LayerState::Failed };
-        self.shared.update(|state| {
-            state.ended = true;
-            state.invitation = None;
-            state
-                .layers
-                .iter_mut()
-                .filter(|layer| !layer.is_final())
-                .for_each(|layer| layer.clone_from(&end));
-        });
-    }
-}
-
-impl fmt::Debug for LayerSignals {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.shared.fmt(f)
     }
 }
 

@@ -73,7 +73,10 @@ impl Submission {
         let Some(stream) = self.streams.first() else { return Ok(None) };
         let plan = self.job.plan();
         let most = if *together { MOST_TOGETHER } else { MOST_CALLS };
-        let limit = shared.options.request_bytes.get().max(1);
+        let mut limit = shared.options.request_bytes.get().max(1);
+        if self.job.layers().is_some() {
+            limit = limit.min(LAYERS_TOGETHER);
+        }
         let (mut bytes, mut calls) = (0, 0);
         let first = (*next, *offset);
         while let Some(run) = plan.runs().get(*next).filter(|_| bytes < limit && calls < most) {
