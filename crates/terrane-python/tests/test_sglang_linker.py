@@ -224,7 +224,7 @@ def test_a_page_has_the_bytes_of_the_layers_in_the_order_of_the_forward_pass(lin
     made = linker(kind="equal")
     (pool,) = made.own._device_pools.values()
     assert [numbers for _, numbers in pool.form] == [[0, 3, 1, 4, 2, 5]]
-    assert [pool.last_layer(layer) for layer in range(-1, 4)] == [-1, 1, 3, 5, 5]
+    assert [pool.layers.last(layer) for layer in range(-1, 4)] == [-1, 1, 3, 5, 5]
     assert made.offload([1, 2], [0, 1])
     content = made.pools.pages(made.types.PoolName.KV, 1)
     made.own.close()
@@ -497,6 +497,15 @@ def test_a_reset_empties_the_store_if_the_option_says_so(linker, monkeypatch, ca
     assert "could not be emptied" in caplog.text and made.lookup([1]) == []
     made.own.reset()
     assert made.offload([1], [0]) and made.lookup([1]) == [1]
+
+
+def test_a_closed_linker_releases_the_pools_while_sglang_keeps_its_counter(linker):
+    first = linker()
+    counter = first.own.layer_done_counter
+    first.own.close()
+    # Memory that the first linker still used would be refused.
+    second = linker(pools=first.pools)
+    assert second.offload([1], [3]) and counter.finish(0)
 
 
 def test_a_close_with_jobs_in_flight_ends_and_later_calls_are_misses(linker):

@@ -56,6 +56,17 @@ def _plain_group(kvcache, params):
     return linker_pool_assembler.DevicePoolGroup([entry], layers, params.page_size, rank_replicated=is_latent)
 
 
+class Layers:
+    """The layer of a forward pass that first needs each layer of a cache. It does not keep the cache alive."""
+
+    def __init__(self, first_needs):
+        self._first_needs = first_needs
+
+    def last(self, layer):
+        """The last layer of the cache that a forward pass needs for its layers up to this one; -1 if it needs none."""
+        return bisect.bisect_right(self._first_needs, layer) - 1
+
+
 class DevicePool:
     """The pages of one of SGLang's device pools. `number` is its group in the store.
 
@@ -85,7 +96,7 @@ class DevicePool:
             for (span, stride), buffers in members.items()
         ]
         # A layer of the cache has one buffer of each part. The forward pass needs it at the earliest of their layers.
-        self._layers = [min(layers) for layers in zip(*([layer for layer, _, _ in it] for it in members.values()))]
+        self.layers = Layers([min(layers) for layers in zip(*([layer for layer, _, _ in it] for it in members.values()))])
         # The geometry on which stored pages depend: the bytes of a page in each buffer, and the order of the buffers.
         self.form = [[span, [number for _, number, _ in it]] for (span, _), it in members.items()]
         memory = "host" if self.device is None else self.device
@@ -93,10 +104,6 @@ class DevicePool:
             (self.cache,) = KvCache.pages([parts], keep=buffers, memory=memory)
         except (StoreError, ValueError) as error:
             raise ValueError(f"Terrane cannot describe SGLang's device pool {self.name}: {error}") from error
-
-    def last_layer(self, layer):
-        """The last layer of the cache that a forward pass needs for its layers up to this one; -1 if it needs none."""
-        return bisect.bisect_right(self._layers, layer) - 1
 
     def page_ids(self, indices):
         """The ids of the pages with these token indices. Copies the indices from the device."""

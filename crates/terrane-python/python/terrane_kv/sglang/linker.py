@@ -81,7 +81,8 @@ class TerraneCacheLinker(UnifiedCacheLinker):
         # The indices of pages are copied to the host on this stream, so that no other work is waited for.
         self._stream = None if self._device is None else torch.cuda.Stream(device=self._device)
         self._store = self._open(params, extra)
-        last_layers = {pool.name: pool.last_layer for pool in made}
+        # SGLang's pools keep the counter after the end of the linker, so it must not keep their memory.
+        last_layers = {pool.name: pool.layers.last for pool in made}
         self.layer_done_counter = LayerCounter(
             self._pool_group.num_layers, last_layers, self._current_stream, self._has_failed
         )
