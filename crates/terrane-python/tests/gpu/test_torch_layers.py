@@ -22,8 +22,8 @@ ROW = (8, 1024)
 class LargePools(Pools):
     """The pool of a model with 32 layers of plain attention."""
 
-    def __init__(self, memory):
-        self.memory, self.group, self.counters = memory, None, []
+    def __init__(self, tensors):
+        self.memory, self.group, self.counters = tensors, None, []
         generator = torch.Generator(device="cuda").manual_seed(1)
         shape = (PAGES * PAGE, *ROW)
         made = [

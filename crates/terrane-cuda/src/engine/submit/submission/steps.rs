@@ -61,6 +61,12 @@ const MOST_TOGETHER: usize = 4096;
 /// much as 50 KiB.
 const LAYERS_TOGETHER: u64 = 4 << 20;
 
+/// The maximum size of a chunk of a layer-by-layer transfer whose layers have this size. Parts of a
+/// layer would only add launches and events.
+fn chunk_of_layers(layer: u64) -> u64 {
+    LAYERS_TOGETHER.max(layer)
+}
+
 impl Submission {
     #[inline(never)]
     pub(crate) fn step_runs(
@@ -75,7 +81,8 @@ impl Submission {
         let most = if *together { MOST_TOGETHER } else { MOST_CALLS };
         let mut limit = shared.options.request_bytes.get().max(1);
         if self.job.layers().is_some() {
-            limit = limit.min(LAYERS_TOGETHER);
+            let layers = u64::from(plan.layers().end - plan.layers().start);
+            limit = limit.min(chunk_of_layers(plan.bytes().get() / layers.max(1)));
         }
         let (mut bytes, mut calls) = (0, 0);
         let first = (*next, *offset);
@@ -364,7 +371,9 @@ impl Steps {
             _ => (options.direct_ctas.get(), options.request_bytes),
         };
         let packing = Packing::unpacked(grids, layer_by_layer);
-        let limit = if layer_by_layer { limit.get().min(LAYERS_TOGETHER) } else { limit.get() };
+        let layer = packing.of_layer() * u64::from(pairs_of(plan));
+        let limit =
+            if layer_by_layer { limit.get().min(chunk_of_layers(layer)) } else { limit.get() };
         let limit = bytes_of_launch(limit, grids.iter().map(|grid| grid.bytes.get()));
         // A layer of a block is copied whole, whatever its length.
         let limit = limit.max(packing.of_layer());
@@ -415,7 +424,7 @@ impl Staged {
         let cells = grids.iter().map(|grid| grid.bytes.get());
         let largest = bytes_of_launch(shared.options.scratch_bytes.get(), cells);
         let largest = if layer_by_layer {
-            largest.min(LAYERS_TOGETHER.max(packing.of_layer()))
+            largest.min(chunk_of_layers(packing.of_layer() * u64::from(pairs_of(plan))))
         } else {
             largest
         };
