@@ -89,10 +89,8 @@ impl InFlight {
     /// The reason why it is unknown whether the job has ended.
     pub(crate) fn try_check(&self) -> Result<bool, CudaError> {
         if self.end.is_complete()? {
-            // The next user of the buffer need not query the event.
-            self.end.mark_complete();
             if let Some(submission) = self.take() {
-                submission.finish(Ok(()));
+                self.finish(submission);
             }
             return Ok(true);
         }
@@ -128,8 +126,7 @@ impl InFlight {
         let submission = self.take()?;
         match ended {
             Ok(()) => {
-                self.end.mark_complete();
-                submission.finish(Ok(()));
+                self.finish(submission);
                 None
             }
             // The streams are queried whether any work still runs.
@@ -189,6 +186,13 @@ impl InFlight {
         let reported = self.reported.load(Ordering::Relaxed);
         let (layers, event) = self.layers.get(reported)?;
         matches!(event.is_complete(), Ok(true)).then_some((reported, layers))
+    }
+
+    /// Finishes the job, whose end event is complete.
+    fn finish(&self, submission: Box<Submission>) {
+        // The next user of the buffer need not query the event.
+        self.end.mark_complete();
+        submission.finish(Ok(()));
     }
 
     /// Takes the job; only the first caller gets it.
