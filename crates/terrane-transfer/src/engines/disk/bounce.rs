@@ -10,6 +10,10 @@ use terrane_storage::{IoBuffer, IoMemory, SystemAllocator, SystemMemory, SystemO
 /// copy. The processor's cache also evicts their data before the second use.
 const LARGEST: ByteCount = ByteCount::mib(1);
 
+/// The number of buffers beyond the depth of the queue. A disk can complete all requests at once. It
+/// then reads or writes these buffers during the copy of the first completed one.
+const SPARE: usize = 2;
+
 /// Some buffers of one size, allocated when the first is requested.
 #[derive(Debug)]
 pub(super) struct BounceBuffers {
@@ -34,11 +38,11 @@ impl BounceBuffer {
 
 impl BounceBuffers {
     /// Creates buffers for requests of `request` bytes: enough for `count` of these requests, at
-    /// most `depth`, and at least one.
+    /// most [`SPARE`] more than `depth`, and at least one.
     pub(super) fn new(request: ByteCount, count: usize, depth: usize) -> Self {
         let size = request.min(LARGEST);
         let parts = request.get().div_ceil(size.get().max(1));
-        let count = count.saturating_mul(to_usize(parts)).min(depth).max(1);
+        let count = count.saturating_mul(to_usize(parts)).min(depth + SPARE).max(1);
         Self { size, count, io_memory: None, memory: None, free: Vec::new() }
     }
 

@@ -94,7 +94,7 @@ fn by_run(plan: &TransferPlan, side: Side) -> Option<Vec<usize>> {
     let key = |run: &CopyRun| run.at(side);
     (!plan.runs().is_sorted_by_key(key)).then(|| {
         let mut order: Vec<usize> = (0..plan.runs().len()).collect();
-        order.sort_unstable_by_key(|&run| plan.runs().get(run).map(key));
+        order.sort_by_cached_key(|&run| plan.runs().get(run).map(key));
         order
     })
 }

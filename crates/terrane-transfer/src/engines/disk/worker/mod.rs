@@ -138,10 +138,15 @@ impl DiskWorker {
             if let Err(error) = self.queue.wait(until, &mut completions) {
                 return self.orphan(error);
             }
+            // The disk works during the copies between buffers and memory.
+            if completions.iter().any(|completion| self.has_buffer(completion)) {
+                self.fill_queue();
+                self.start();
+            }
             for completion in completions.drain(..) {
                 if self.complete(completion) {
-                    // The disk works during the copy into the next buffer.
                     self.fill_queue();
+                    self.start();
                 }
             }
         }
@@ -223,6 +228,11 @@ impl DiskWorker {
     /// Submits the prepared requests before the thread copies. The next wait reports a failure.
     fn start(&mut self) {
         let _ = self.queue.flush();
+    }
+
+    fn has_buffer(&self, completion: &IoCompletion) -> bool {
+        let operation = self.operations.get(to_usize(completion.token));
+        operation.is_some_and(|operation| operation.buffer.is_some())
     }
 
     /// Handles the completion of a request. Returns whether it copied a buffer.
