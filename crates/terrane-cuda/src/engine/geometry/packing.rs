@@ -200,9 +200,14 @@ impl Packing {
     }
 
     /// The number of stretches of the whole transfer, in one chunk and with sorted blocks. `blocks`
-    /// are ids. For blocks in chunks, it is an estimate.
-    pub(crate) fn count_stretches(&self, blocks: &[u32]) -> u64 {
-        let breaks = if self.step != 0 { count_rows(blocks) } else { blocks.len() };
+    /// are the ids of the packed side. For blocks in chunks, it is an estimate.
+    pub(crate) fn count_stretches(&self, blocks: &[u32], side: Side) -> u64 {
+        let breaks = match (self.step, side) {
+            (0, _) => blocks.len(),
+            // A plan has its destination blocks in ascending order.
+            (_, Side::Destination) => count_sorted_rows(blocks),
+            (_, Side::Source) => count_rows(blocks),
+        };
         let breaks = to_u64(breaks);
         match self.order {
             PackingOrder::Blocks => breaks,
@@ -227,13 +232,15 @@ fn neighbours(block: u32, others: &[u32], step: u32) -> usize {
 
 /// The number of stretches of adjacent blocks, for blocks in any order.
 fn count_rows(blocks: &[u32]) -> usize {
-    if blocks.is_sorted() {
-        // Without a branch for each element, the compiler vectorises the comparison.
-        let next = blocks.get(1..).unwrap_or_default();
-        let joined = blocks.iter().zip(next).filter(|(a, b)| a.wrapping_add(1) == **b).count();
-        return blocks.len() - joined;
-    }
-    count_unsorted_rows(blocks)
+    if blocks.is_sorted() { count_sorted_rows(blocks) } else { count_unsorted_rows(blocks) }
+}
+
+/// The same for blocks in ascending order.
+fn count_sorted_rows(blocks: &[u32]) -> usize {
+    // Without a branch for each element, the compiler vectorises the comparison.
+    let next = blocks.get(1..).unwrap_or_default();
+    let joined = blocks.iter().zip(next).filter(|(a, b)| a.wrapping_add(1) == **b).count();
+    blocks.len() - joined
 }
 
 /// The number of stretches of adjacent blocks.
@@ -360,8 +367,10 @@ pub(crate) mod tests {
             found.push((s.block, s.bytes))
         });
         assert_eq!(found, [(4, 128), (9, 64), (1, 128)]);
-        assert_eq!(packing.count_stretches(&blocks), 2, "sorted, two rows");
-        assert_eq!(packing.count_stretches(&[62, 0, 63, 64, 130, 65]), 3);
+        assert_eq!(packing.count_stretches(&blocks, Side::Source), 2, "sorted, two rows");
+        let sorted = [1, 2, 3, 4, 5, 9];
+        assert_eq!(packing.count_stretches(&sorted, Side::Destination), 2);
+        assert_eq!(packing.count_stretches(&[62, 0, 63, 64, 130, 65], Side::Source), 3);
         found.clear();
         packing.stretches(&Chunk { pairs: 0..2, layers: 1..3 }, &blocks, |s| {
             found.push((s.block, s.bytes))

@@ -168,7 +168,8 @@ impl DeviceEngine {
         packing: Option<&Packing>,
     ) -> Shape {
         let has_kernels = self.shared.kernels.is_some();
-        let blocks = plan.blocks(staged_side(direction));
+        let side = staged_side(direction);
+        let blocks = plan.blocks(side);
         let pairs = to_u64(plan.destination_blocks().len());
         let cells_of = |grid: &CopyGrid| {
             // Within the device, these cells of a piece cost no more than one cell with as many bytes.
@@ -184,7 +185,7 @@ impl DeviceEngine {
             bytes: plan.bytes().get(),
             runs: plan.run_count(),
             cells,
-            stretches: packing.map(|packing| packing.count_stretches(blocks)),
+            stretches: packing.map(|packing| packing.count_stretches(blocks, side)),
             kernels: has_kernels && !grids.is_empty() && ends.iter().all(|end| end.has_kernels()),
             batches: self.shared.has_batches,
         }

@@ -75,17 +75,19 @@ impl BlockCounts {
             former = counts.iter().fold(former, |former, count| former | count);
             counts.iter_mut().for_each(|count| *count = count.wrapping_add(by));
         }
-        // The segment of the last block.
-        let (mut number, mut counts): (u32, &mut [Count]) = (u32::MAX, &mut []);
-        for &block in list {
-            if block / SEGMENT != number {
-                number = block / SEGMENT;
-                counts = self.segment_mut(number);
-            }
-            if let Some(count) = counts.get_mut(widen(block % SEGMENT)) {
+        let mut rest = list;
+        while let Some(&first) = rest.first() {
+            let base = first / SEGMENT * SEGMENT;
+            let counts = self.segment_mut(first / SEGMENT);
+            // The blocks up to the first one of another segment.
+            let mut changed = 0;
+            for block in rest {
+                let Some(count) = counts.get_mut(widen(block.wrapping_sub(base))) else { break };
                 former |= *count;
                 *count = count.wrapping_add(by);
+                changed += 1;
             }
+            rest = rest.get(changed.max(1)..).unwrap_or_default();
         }
         former
     }
