@@ -96,3 +96,23 @@ impl BounceBuffers {
         Ok(())
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_buffers_are_free_while_all_requests_are_in_flight() {
+        let (request, depth) = (ByteCount::kib(4), 3);
+        let mut buffers = BounceBuffers::new(request, 16, depth);
+        let mut taken = || buffers.take().unwrap().is_some();
+        assert!((0..depth + 2).all(|_| taken()));
+        assert!(!taken());
+    }
+
+    #[test]
+    fn a_long_request_uses_several_buffers() {
+        let buffers = BounceBuffers::new(ByteCount::mib(4), 2, 32);
+        assert_eq!((buffers.size(), buffers.count), (LARGEST, 8));
+    }
+}
