@@ -138,16 +138,13 @@ impl DiskWorker {
             if let Err(error) = self.queue.wait(until, &mut completions) {
                 return self.orphan(error);
             }
-            // The disk works during the copies between buffers and memory.
-            if completions.iter().any(|completion| self.has_buffer(completion)) {
-                self.fill_queue();
-                self.start();
-            }
             for completion in completions.drain(..) {
-                if self.complete(completion) {
+                if self.has_buffer(&completion) {
+                    // The disk works during the copy out of this buffer.
                     self.fill_queue();
                     self.start();
                 }
+                self.complete(completion);
             }
         }
     }
@@ -235,11 +232,10 @@ impl DiskWorker {
         operation.is_some_and(|operation| operation.buffer.is_some())
     }
 
-    /// Handles the completion of a request. Returns whether it copied a buffer.
-    fn complete(&mut self, completion: IoCompletion) -> bool {
+    /// Handles the completion of a request.
+    fn complete(&mut self, completion: IoCompletion) {
         let index = to_usize(completion.token);
-        let Some(operation) = self.operations.get_mut(index) else { return false };
-        let copied = operation.buffer.is_some();
+        let Some(operation) = self.operations.get_mut(index) else { return };
         let key = operation.job;
         if let Stage::Writing { requests, .. } = &mut operation.stage {
             *requests -= 1;
@@ -257,7 +253,6 @@ impl DiskWorker {
         }
         self.end_if_done(index, succeeded);
         self.finish_if_done(key);
-        copied
     }
 
     /// Continues an operation after a successful request: copies out of the buffer, or writes from
