@@ -9,6 +9,7 @@ use terrane_core::sync::lock;
 use terrane_transfer::{LayerSignals, WaiterProgress};
 
 use crate::driver::capture::RelaxedCaptureMode;
+use crate::engine::complete::completion_queue::CompletionQueue;
 use crate::engine::complete::failed_job::{FailedJob, engine_failure};
 use crate::engine::submit::submission::Submission;
 use crate::error::CudaError;
@@ -34,6 +35,8 @@ pub(crate) struct InFlight {
     /// The number of reported layers. Only the reporting thread changes it.
     reported: AtomicUsize,
     reporting: AtomicBool,
+    /// The queue of the threads that end the job if no caller does.
+    queue: Arc<CompletionQueue>,
 }
 
 impl InFlight {
@@ -43,6 +46,7 @@ impl InFlight {
         before_end: Option<Event>,
         layers: Vec<(Range<u32>, Event)>,
         due: Option<DueTime>,
+        queue: Arc<CompletionQueue>,
     ) -> Arc<Self> {
         let signals = submission.job().layers().cloned();
         Arc::new(Self {
@@ -54,6 +58,7 @@ impl InFlight {
             layers: layers.into(),
             reported: AtomicUsize::new(0),
             reporting: AtomicBool::new(false),
+            queue,
         })
     }
 
@@ -215,7 +220,9 @@ impl WaiterProgress for InFlight {
         }
         // The mode is changed once, not at each query of an event.
         let _relaxed = RelaxedCaptureMode::new(self.end.context().driver());
-        self.check();
+        if self.check() {
+            self.queue.remove_ended(self);
+        }
     }
 
     fn expected_end(&self) -> Option<Range<Instant>> {
