@@ -30,6 +30,18 @@ pub(crate) enum Task {
 }
 
 impl Task {
+    /// The end of a job whose chunks are all submitted. Threads that wait for the job poll it from
+    /// here on.
+    pub(crate) fn of_submitted(submission: Box<Submission>, due: Option<DueTime>) -> Self {
+        match submission.into_in_flight(due) {
+            Ok(in_flight) => {
+                in_flight.invite();
+                Self::InFlight(in_flight)
+            }
+            Err(submission) => Self::NotSubmitted(submission),
+        }
+    }
+
     /// Runs the task until it is done, however long that takes.
     fn run_to_end(self, orphans: &Orphans) {
         match self {
@@ -108,8 +120,6 @@ pub(crate) struct CompletionQueue {
 #[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
-    /// The number of tasks that have been added.
-    sent: u64,
     /// The number of threads without a task.
     idle: usize,
     /// Whether there is an attendant. The flag is false while that thread may run foreign code or
@@ -129,24 +139,11 @@ impl CompletionThreads {
         Self(Arc::clone(queue))
     }
 
-    /// Adds a job whose chunks are all submitted. Threads that wait for the job poll it from here
-    /// on.
-    pub(crate) fn send_submitted(&self, submission: Box<Submission>, due: Option<DueTime>) {
-        self.send(match submission.into_in_flight(due, &self.0) {
-            Ok(in_flight) => {
-                in_flight.invite();
-                Task::InFlight(in_flight)
-            }
-            Err(submission) => Task::NotSubmitted(submission),
-        });
-    }
-
     /// Adds a task. The threads run at least as long as this value lives.
     pub(crate) fn send(&self, task: Task) {
         let is_short = task.is_short();
         let mut queue = self.0.queue();
         queue.tasks.push_back(task);
-        queue.sent = queue.sent.wrapping_add(1);
         let is_awaited = queue.idle > 0 && !(is_short && queue.is_attended);
         drop(queue);
         if is_awaited {
@@ -221,7 +218,6 @@ impl CompletionQueue {
         let mut task = Some(task);
         // The number of consecutive polls that changed nothing, and their start.
         let (mut unchanged, mut since) = (0, Instant::now());
-        let mut seen = self.queue().sent;
         loop {
             let lingers = since.elapsed() < IDLE_POLL_TIME;
             let checked = task.take().map(|task| self.check_task(task));
@@ -256,35 +252,18 @@ impl CompletionQueue {
                 return;
             }
             if unchanged >= queue.tasks.len() {
+                let was_empty = queue.tasks.is_empty();
                 drop(queue);
                 let waited = since.elapsed();
                 std::thread::sleep((waited / 4).clamp(SHORTEST_SLEEP, LONGEST_SLEEP));
                 queue = self.queue();
                 unchanged = 0;
-                // Callers may have ended the new tasks already.
-                if std::mem::replace(&mut seen, queue.sent) != queue.sent {
+                if was_empty && !queue.tasks.is_empty() {
                     since = Instant::now();
                 }
             }
             task = queue.tasks.pop_front();
         }
-    }
-
-    /// Removes the oldest task if it is this job, which a caller's thread has ended. That thread then
-    /// frees the job's memory and reuses it for its next submit. A free on another thread makes that
-    /// submit a tenth slower.
-    pub(crate) fn remove_ended(&self, ended: &InFlight) {
-        if self.orphans.are_some() || self.lists.has_surplus() {
-            // A completion thread cleans up when it removes the task.
-            return;
-        }
-        let is_ended = |task: &mut Task| match task {
-            Task::InFlight(oldest) => std::ptr::eq(&raw const **oldest, ended),
-            _ => false,
-        };
-        let removed = self.queue().tasks.pop_front_if(is_ended);
-        // It drops without the lock.
-        drop(removed);
     }
 
     /// Polls a task, and cleans up after its end. The attendant gives up its role while foreign code

@@ -9,7 +9,6 @@ use terrane_core::sync::lock;
 use terrane_transfer::{LayerSignals, WaiterProgress};
 
 use crate::driver::capture::RelaxedCaptureMode;
-use crate::engine::complete::completion_queue::CompletionQueue;
 use crate::engine::complete::failed_job::{FailedJob, engine_failure};
 use crate::engine::submit::submission::Submission;
 use crate::error::CudaError;
@@ -35,8 +34,6 @@ pub(crate) struct InFlight {
     /// The number of reported layers. Only the reporting thread changes it.
     reported: AtomicUsize,
     reporting: AtomicBool,
-    /// The queue of the threads that end the job if no caller does.
-    queue: Arc<CompletionQueue>,
 }
 
 impl InFlight {
@@ -46,7 +43,6 @@ impl InFlight {
         before_end: Option<Event>,
         layers: Vec<(Range<u32>, Event)>,
         due: Option<DueTime>,
-        queue: Arc<CompletionQueue>,
     ) -> Arc<Self> {
         let signals = submission.job().layers().cloned();
         Arc::new(Self {
@@ -58,7 +54,6 @@ impl InFlight {
             layers: layers.into(),
             reported: AtomicUsize::new(0),
             reporting: AtomicBool::new(false),
-            queue,
         })
     }
 
@@ -220,9 +215,7 @@ impl WaiterProgress for InFlight {
         }
         // The mode is changed once, not at each query of an event.
         let _relaxed = RelaxedCaptureMode::new(self.end.context().driver());
-        if self.check() {
-            self.queue.remove_ended(self);
-        }
+        self.check();
     }
 
     fn expected_end(&self) -> Option<Range<Instant>> {

@@ -124,9 +124,7 @@ impl DeviceEngine {
 
     /// Hands a job without further chunks to the completion threads.
     fn all_submitted(&self, submission: Box<Submission>, due: Option<DueTime>) {
-        if let Some(completion_threads) = &self.completion_threads {
-            completion_threads.send_submitted(submission, due);
-        }
+        self.send_task(Task::of_submitted(submission, due));
     }
 
     fn queue_of(&self, direction: Direction) -> Option<&(Sender<QueuedJob>, Arc<DirectionQueue>)> {

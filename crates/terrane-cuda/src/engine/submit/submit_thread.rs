@@ -130,7 +130,7 @@ impl SubmitThread {
         let QueuedJob { submission, slot, .. } = queued;
         drop(slot);
         // Completion threads exist as long as submit threads exist.
-        self.completion_threads.send_submitted(submission, due);
+        self.completion_threads.send(Task::of_submitted(submission, due));
     }
 
     /// The predicted end of the chunks on the device, if no other job has chunks there.

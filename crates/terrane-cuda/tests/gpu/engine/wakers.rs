@@ -3,11 +3,11 @@
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::pin::pin;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::thread::Builder;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use terrane_core::ByteCount;
 use terrane_cuda::{CopyPath, DeviceEngineOptions, Stream};
@@ -186,65 +186,5 @@ fn a_guard_may_wait_for_a_transfer_that_its_thread_polled() {
         compute.synchronize().unwrap();
         earlier.synchronize().unwrap();
     }
-    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
-}
-
-/// Reports its drop, and then blocks the thread until the sender of `until` drops.
-struct BlocksThread {
-    told: Sender<()>,
-    until: Receiver<()>,
-}
-
-impl Drop for BlocksThread {
-    fn drop(&mut self) {
-        // The test may have ended.
-        let _ = self.told.send(());
-        let _ = self.until.recv();
-    }
-}
-
-/// The only completion thread is blocked in a guard. A caller's thread then ends a transfer, and
-/// leaves none of its resources to the blocked thread.
-#[test]
-fn a_caller_that_ends_a_transfer_frees_its_event() {
-    let name = "a_caller_that_ends_a_transfer_frees_its_event";
-    let Some(context) = device(name, LITTLE) else { return };
-    let options = DeviceEngineOptions {
-        path: Some(CopyPath::Direct),
-        completion_threads: NonZeroU32::MIN,
-        ..DeviceEngineOptions::default()
-    };
-    let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
-    let manager = fixture.manager();
-    let shape = config(8, 4, 16);
-    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
-    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
-    let image = Image::scribble(&here, fixture.access(), 3);
-    let mut expected = Image::of(&there, fixture.access());
-    expected.transfer(&image, &[0, 1], &[0, 1], 0..4);
-
-    let (told, blocked) = channel();
-    let (release, until) = channel::<()>();
-    let held = HeldStream::new(&context);
-    let first = Transfer::new(&here, &there).blocks(&[0], &[0]).device_order(held.order());
-    // No caller polls it, so the completion thread drops the guard.
-    drop(manager.submit(first, BlocksThread { told, until }).unwrap());
-    drop(held);
-    assert_eq!(blocked.recv_timeout(TIMEOUT), Ok(()), "the first transfer never ends");
-
-    let events_in_use = || context.usage().events - context.usage().events_idle;
-    let before = events_in_use();
-    let second = Transfer::new(&here, &there).blocks(&[1], &[1]);
-    let second = second.device_order(DeviceOrder::AlreadySynchronised);
-    let completion = manager.submit(second, ()).unwrap();
-    let begun = Instant::now();
-    while !completion.has_ended() {
-        assert!(begun.elapsed() < TIMEOUT, "the second transfer never ends");
-        std::thread::yield_now();
-    }
-    end_of(completion).result.unwrap();
-    assert_eq!(events_in_use(), before, "the blocked thread keeps the event");
-    drop(release);
-    Image::of(&there, fixture.access()).assert_equals(&expected, name);
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }

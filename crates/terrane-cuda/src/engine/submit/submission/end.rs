@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use terrane_transfer::CopyFailure;
 
-use crate::engine::complete::completion_queue::CompletionQueue;
 use crate::engine::complete::in_flight::{DueTime, InFlight};
 use crate::engine::complete::orphans::{Orphan, Orphans};
 use crate::engine::resources::job_streams::StreamState;
@@ -17,13 +16,12 @@ impl Submission {
     pub(crate) fn into_in_flight(
         mut self: Box<Self>,
         due: Option<DueTime>,
-        queue: &Arc<CompletionQueue>,
     ) -> Result<Arc<InFlight>, Box<Self>> {
         let Some((end, _)) = self.marks.pop() else { return Err(self) };
         let is_far = |(_, bytes): &&(Event, u64)| self.submitted - bytes >= NEAR;
         let before_end = self.marks.iter().rev().find(is_far).map(|(event, _)| event.clone());
         let layers = std::mem::take(&mut self.layers);
-        Ok(InFlight::new(self, end, before_end, layers, due, Arc::clone(queue)))
+        Ok(InFlight::new(self, end, before_end, layers, due))
     }
 
     /// Queries whether any work of the job may still be on the device. Never blocks.
