@@ -100,8 +100,8 @@ impl TransferPlan {
     /// `None` if too many grids are needed: blocks or layers are at uneven distances, or in several
     /// regions.
     #[must_use]
-    pub fn grids(&self) -> Option<Arc<[CopyGrid]>> {
-        Some(Arc::clone(&self.grids_with_numbers()?.grids))
+    pub fn grids(&self) -> Option<&Arc<[CopyGrid]>> {
+        Some(&self.grids_with_numbers()?.grids)
     }
 
     fn grids_with_numbers(&self) -> Option<&Grids> {
@@ -118,13 +118,11 @@ impl TransferPlan {
         match numbers {
             None => self.blocks(side),
             Some(_) => self
+                .buffers
                 .chunked_blocks
                 .get_or_init(|| {
                     let of_end = |side| self.numbered(side, self.blocks(side).to_vec());
-                    Box::new(Ends {
-                        source: of_end(Side::Source),
-                        destination: of_end(Side::Destination),
-                    })
+                    Ends { source: of_end(Side::Source), destination: of_end(Side::Destination) }
                 })
                 .get(side),
         }

@@ -1,6 +1,7 @@
 //! The runs of bytes that a transfer copies.
 
 mod block_sort;
+mod buffers;
 pub(crate) mod grid;
 mod loops;
 mod nest;
@@ -13,14 +14,14 @@ mod shape;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use crossbeam_queue::ArrayQueue;
 use smallvec::SmallVec;
-use terrane_core::{Alignment, ByteCount, Location, OwnerProcess};
+use terrane_core::{Alignment, ByteCount, Location};
 
 use crate::hazard::endpoint::Endpoint;
 use crate::side::{Ends, Side};
-use crate::sync::{Mutex, lock};
+use crate::sync::lock;
 use block_sort::PairSorter;
+use buffers::{Buffers, PlanBuffers};
 use loops::BlockLoops;
 use nest::LayerGroup;
 use run::CopyRun;
@@ -36,28 +37,8 @@ pub struct TransferPlan {
     joined_groups: Option<Box<SmallVec<[LayerGroup; 1]>>>,
     pieces: u64,
     bytes: ByteCount,
-    /// The runs, once the list is requested. Engines that compute addresses never request it.
-    listed_runs: OnceLock<Vec<CopyRun>>,
-    /// The buffer for the list until then.
-    spare_runs: Mutex<Vec<CopyRun>>,
     run_count: u64,
-    /// The numbers of blocks in chunks, once they are requested. Boxed, because they are rare.
-    chunked_blocks: OnceLock<Box<Ends<Vec<u32>>>>,
-    buffers: Buffers,
-    spare: Arc<ArrayQueue<Buffers>>,
-    owner: OwnerProcess,
-}
-
-/// The lists of a plan, reused by later plans.
-#[derive(Debug, Default)]
-struct Buffers {
-    /// The blocks, as pairs in ascending order of the destination.
-    sources: Vec<u32>,
-    destinations: Vec<u32>,
-    sorter: PairSorter,
-    /// Empty if no blocks can be joined: each pair is then one segment.
-    segments: Vec<Segment>,
-    runs: Vec<CopyRun>,
+    buffers: PlanBuffers,
 }
 
 /// Consecutive blocks at both ends that are adjacent in memory at both ends.
@@ -96,8 +77,8 @@ impl TransferPlan {
     /// [`grids`](Self::grids).
     #[must_use]
     pub fn runs(&self) -> &[CopyRun] {
-        self.listed_runs.get_or_init(|| {
-            let mut runs = std::mem::take(&mut *lock(&self.spare_runs));
+        self.buffers.listed_runs.get_or_init(|| {
+            let mut runs = std::mem::take(&mut *lock(&self.buffers.spare_runs));
             self.make_runs(&mut runs);
             runs
         })
@@ -156,7 +137,7 @@ impl TransferPlan {
     }
 
     fn segment_count(&self) -> usize {
-        let Buffers { destinations, segments, .. } = &self.buffers;
+        let Buffers { destinations, segments, .. } = &*self.buffers;
         if self.loops.joins_blocks { segments.len() } else { destinations.len() }
     }
 
@@ -255,18 +236,10 @@ impl TransferPlan {
 
 impl Drop for TransferPlan {
     fn drop(&mut self) {
-        // In a forked process, a thread of the parent may hold the list's lock.
-        if !self.owner.is_current() {
-            return;
+        // Plans that break pieces up are rare, and have too many runs to keep their list.
+        if self.loops.breaks_pieces {
+            self.buffers.listed_runs = OnceLock::new();
         }
-        let mut buffers = std::mem::take(&mut self.buffers);
-        let spare_runs = std::mem::take(&mut *lock(&self.spare_runs));
-        // Plans that break pieces up are rare, and have too many runs to keep their buffers.
-        let listed_runs = self.listed_runs.take().filter(|_| !self.loops.breaks_pieces);
-        buffers.runs = listed_runs.unwrap_or(spare_runs);
-        buffers.clear();
-        // If enough spare buffers are kept, these are freed.
-        let _ = self.spare.push(buffers);
     }
 }
 
@@ -277,12 +250,3 @@ terrane_core::debug_fields!(TransferPlan, |plan| {
     pieces: plan.pieces,
     runs: plan.run_count()
 });
-
-impl Buffers {
-    fn clear(&mut self) {
-        self.sources.clear();
-        self.destinations.clear();
-        self.segments.clear();
-        self.runs.clear();
-    }
-}

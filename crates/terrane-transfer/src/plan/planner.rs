@@ -1,18 +1,17 @@
 //! The planner, which breaks a transfer into runs.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use crossbeam_queue::ArrayQueue;
 use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, OwnerProcess};
 
+use super::buffers::{Buffers, PlanBuffers, SpareBuffers};
 use super::loops::LoopsCache;
 use super::nest::{LoopAxis, LoopNest, per_segment};
-use super::{Buffers, Segment, TransferPlan, overlap};
+use super::{Segment, TransferPlan, overlap};
 use crate::error::TransferError;
 use crate::hazard::endpoint::Endpoint;
 use crate::side::{Ends, Side};
-use crate::sync::Mutex;
 use crate::transfer::Transfer;
 
 /// Validates transfers and plans them. Clones share the buffers and the cache.
@@ -23,7 +22,7 @@ use crate::transfer::Transfer;
 #[derive(Clone, Debug)]
 pub struct Planner {
     loops: Arc<LoopsCache>,
-    spare: Arc<ArrayQueue<Buffers>>,
+    spare: Arc<SpareBuffers>,
     owner: OwnerProcess,
 }
 
@@ -34,7 +33,7 @@ impl Planner {
     /// Creates a planner without buffers.
     #[must_use]
     pub fn new() -> Self {
-        let spare = Arc::new(ArrayQueue::new(SPARE_BUFFERS));
+        let spare = Arc::new(SpareBuffers::new(SPARE_BUFFERS));
         let loops = Arc::default();
         Self { loops, spare, owner: OwnerProcess::current() }
     }
@@ -60,20 +59,14 @@ impl Planner {
         source.check_blocks(&transfer.source_blocks, Side::Source)?;
         destination.check_blocks(&transfer.destination_blocks, Side::Destination)?;
 
-        let mut buffers = self.spare.pop().unwrap_or_default();
         let mut plan = TransferPlan {
             ends: Ends { source, destination }.map(Endpoint::clone),
             loops,
             joined_groups: None,
             pieces: 0,
             bytes: ByteCount::ZERO,
-            listed_runs: OnceLock::new(),
-            spare_runs: Mutex::new(std::mem::take(&mut buffers.runs)),
             run_count: 0,
-            chunked_blocks: OnceLock::new(),
-            buffers,
-            spare: Arc::clone(&self.spare),
-            owner: self.owner,
+            buffers: PlanBuffers::take(&self.spare, self.owner),
         };
         sort_pairs(transfer, &mut plan.buffers)?;
         let blocks = to_u64(plan.buffers.destinations.len());
@@ -128,7 +121,7 @@ fn sort_pairs(transfer: &Transfer, buffers: &mut Buffers) -> Result<(), Transfer
 
 /// Lists the segments of blocks that can be joined. Otherwise each pair is one segment.
 fn make_segments(plan: &mut TransferPlan) {
-    let Buffers { sources, destinations, segments, .. } = &mut plan.buffers;
+    let Buffers { sources, destinations, segments, .. } = &mut *plan.buffers;
     let mut pairs = (0_u32..).zip(sources.iter().copied().zip(destinations.iter().copied()));
     let Some((pair, (source, destination))) = pairs.next() else { return };
     // A segment is added to the list only when complete: changing an entry just after its store

@@ -101,7 +101,7 @@ fn grid(
         .device_order(DeviceOrder::AlreadySynchronised);
     let plan = Planner::new().plan(&transfer)?;
     let grids = plan.grids().context("a plan of even strides")?;
-    let [grid] = *grids else { anyhow::bail!("{} grids, expected one", grids.len()) };
+    let [grid] = **grids else { anyhow::bail!("{} grids, expected one", grids.len()) };
     let mut keep = |table: DeviceMemory| {
         let at = table.address().get();
         tables.push(table);

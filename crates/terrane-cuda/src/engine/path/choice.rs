@@ -70,30 +70,32 @@ fn overhead(path: CopyPath) -> f64 {
 const LONG: u64 = 1 << 20;
 
 impl Shape {
-    /// The number of pieces that the path handles one by one; `None` if it cannot copy this.
-    fn pieces(&self, path: CopyPath) -> Option<u64> {
-        use Direction::{ToDevice, ToHost, WithinDevice};
-        let with_host = matches!(self.direction, ToDevice | ToHost);
-        match path {
-            CopyPath::Contiguous | CopyPath::CopyEach => Some(self.runs),
-            CopyPath::Batched => self.batches.then_some(self.runs),
-            CopyPath::Direct => (with_host && self.kernels).then_some(self.cells),
-            CopyPath::Staged => self.stretches.filter(|_| with_host),
-            CopyPath::Relayout => {
-                (self.direction == WithinDevice && self.kernels).then_some(self.cells)
-            }
-            CopyPath::Peer => (self.direction.has_peer() && self.kernels).then_some(self.cells),
-        }
+    /// The paths that may copy this, with the number of pieces that each handles one by one; `None`
+    /// if it cannot copy this.
+    fn candidates(&self) -> [(CopyPath, Option<u64>); 4] {
+        use Direction::{FromPeer, ToDevice, ToHost, ToPeer, WithinDevice};
+        // The two paths of driver copies differ only in name: one name means that its runs are long.
+        let is_long = self.bytes >= LONG.saturating_mul(self.runs) || self.runs <= 1;
+        let copies = if is_long { CopyPath::Contiguous } else { CopyPath::CopyEach };
+        let kernel = match self.direction {
+            ToDevice | ToHost => CopyPath::Direct,
+            WithinDevice => CopyPath::Relayout,
+            ToPeer | FromPeer => CopyPath::Peer,
+        };
+        [
+            (copies, Some(self.runs)),
+            (CopyPath::Batched, self.batches.then_some(self.runs)),
+            (kernel, self.kernels.then_some(self.cells)),
+            (CopyPath::Staged, self.stretches),
+        ]
     }
 
-    /// The two paths of driver copies differ only in name: one name means that its runs are long.
-    fn is_fitting(&self, path: CopyPath) -> bool {
-        let is_long = self.bytes >= LONG.saturating_mul(self.runs) || self.runs <= 1;
-        match path {
-            CopyPath::Contiguous => is_long,
-            CopyPath::CopyEach => !is_long,
-            _ => true,
+    /// The number of pieces on a forced path; `None` if it cannot copy this.
+    fn pieces(&self, path: CopyPath) -> Option<u64> {
+        if matches!(path, CopyPath::Contiguous | CopyPath::CopyEach) {
+            return Some(self.runs);
         }
+        self.candidates().into_iter().find(|(candidate, _)| *candidate == path)?.1
     }
 
     /// The path to take; `None` if the forced path cannot copy this.
@@ -103,20 +105,18 @@ impl Shape {
         corrections: &Corrections,
         forced: Option<CopyPath>,
     ) -> Option<Choice> {
-        let seconds = |path: CopyPath| {
-            let pieces = self.pieces(path)?;
+        let seconds = |path: CopyPath, pieces: u64| {
             let cost = calibration.cost(self.direction, path)?;
             Some(cost.predict(self.bytes, pieces) * corrections.factor(self.direction, path))
         };
         if let Some(path) = forced {
-            self.pieces(path)?;
-            let predicted = seconds(path).map_or(Duration::ZERO, duration);
+            let predicted = seconds(path, self.pieces(path)?).map_or(Duration::ZERO, duration);
             return Some(Choice { path, predicted, reason: ChoiceReason::Forced });
         }
         let mut best: Option<(CopyPath, f64)> = None;
         let mut second: Option<(CopyPath, f64)> = None;
-        for path in CopyPath::ALL.into_iter().filter(|path| self.is_fitting(*path)) {
-            let Some(found) = seconds(path) else { continue };
+        for (path, pieces) in self.candidates() {
+            let Some(found) = pieces.and_then(|pieces| seconds(path, pieces)) else { continue };
             let is_better = |than: Option<(CopyPath, f64)>| {
                 than.is_none_or(|(other, least)| found + overhead(path) < least + overhead(other))
             };

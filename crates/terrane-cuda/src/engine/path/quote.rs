@@ -106,9 +106,9 @@ impl DeviceEngine {
         if options.checksums.is_some() {
             self.check_sums(plan, direction)?;
         }
-        let grids = plan.grids().unwrap_or_default();
-        let packing = self.packing(plan, &grids, direction, options);
-        let shape = self.shape(plan, &grids, direction, &ends, packing.as_ref());
+        let grids = plan.grids().map_or(&[][..], |grids| grids);
+        let packing = self.packing(plan, grids, direction, options);
+        let shape = self.shape(plan, grids, direction, &ends, packing.as_ref());
         let Choice { path, predicted, reason } = shape
             .choose(&self.shared.calibration, &self.shared.corrections, forced)
             .ok_or(Declined::Kinds)?;
@@ -116,7 +116,7 @@ impl DeviceEngine {
             self.shared.kernels.is_none().then(|| Arc::clone(&self.shared.capabilities));
         let sums = options.checksums.is_some();
         let predicted = if sums {
-            let by_chunks = completes_in_order(&grids, path, packing.as_ref());
+            let by_chunks = completes_in_order(grids, path, packing.as_ref());
             let limits = SumLimits::of(&self.shared, direction);
             let added = limits.added(direction, plan.bytes().get(), by_chunks, predicted);
             predicted.saturating_add(added)

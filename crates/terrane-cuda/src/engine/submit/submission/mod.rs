@@ -84,7 +84,7 @@ impl Submission {
         packing: Option<Packing>,
         ends: MappedEnds,
     ) -> Box<Self> {
-        let grids = job.plan().grids().unwrap_or_default();
+        let grids = job.plan().grids().cloned().unwrap_or_default();
         let layer_by_layer = job.layers().is_some();
         let steps = match path {
             CopyPath::Staged => {
