@@ -295,12 +295,13 @@ impl<G> SharedCompletion<G> {
 
     /// The outcome, if there is one that has not been taken.
     fn take_outcome(&self, state: &mut CompletionState) -> Option<Outcome<G>> {
-        let result = match std::mem::replace(state, CompletionState::Taken) {
-            CompletionState::Ended(result) => result,
-            other => {
-                *state = other;
-                return None;
-            }
+        // Checked first, because a result is large and a waiting thread calls this often.
+        if !matches!(state, CompletionState::Ended(_)) {
+            return None;
+        }
+        let CompletionState::Ended(result) = std::mem::replace(state, CompletionState::Taken)
+        else {
+            return None;
         };
         lock(&self.guard).take().map(|guard| Outcome { guard, result })
     }
@@ -339,18 +340,18 @@ impl<G: Send> OutcomeSink for SharedCompletion<G> {
 
     fn publish(&self, result: Result<Report, TransferError>) {
         let mut state = lock(&self.state);
-        match std::mem::replace(&mut *state, CompletionState::Taken) {
-            CompletionState::InFlight { waker, invitation: _, has_sleeper } => {
-                *state = CompletionState::Ended(result);
-                drop(state);
-                if has_sleeper {
-                    self.changed.notify_all();
-                }
-                if let Some(waker) = waker {
-                    waker.wake();
-                }
-            }
-            other => *state = other,
+        let CompletionState::InFlight { waker, invitation, has_sleeper } = &mut *state else {
+            return;
+        };
+        let (waker, invitation, has_sleeper) = (waker.take(), invitation.take(), *has_sleeper);
+        *state = CompletionState::Ended(result);
+        drop(state);
+        drop(invitation);
+        if has_sleeper {
+            self.changed.notify_all();
+        }
+        if let Some(waker) = waker {
+            waker.wake();
         }
     }
 }

@@ -56,7 +56,7 @@ pub(crate) struct Finalizer {
     /// The number of parts that were copied again.
     pub(super) retries: u32,
     /// The counters of the path; `None` for a part of a transfer.
-    counted: Option<Arc<PathMetrics>>,
+    pub(super) counted: Option<Arc<PathMetrics>>,
     pub(super) checksums: Option<Box<[u64]>>,
     pub(super) result: Option<Result<(), TransferError>>,
     /// Whether another caller ends the ticket later.
@@ -67,27 +67,6 @@ impl Finalizer {
     /// The threads that wait for the transfer.
     pub(super) fn waiters(&self) -> Waiters {
         Waiters { sink: self.sink.as_ref().map(Arc::downgrade), layers: self.layers.clone() }
-    }
-
-    pub(crate) fn new(
-        ticket: Ticket,
-        explanation: Explanation,
-        counted: Option<Arc<PathMetrics>>,
-    ) -> Self {
-        Self {
-            ticket,
-            sink: None,
-            layers: None,
-            explanation,
-            submitted: Instant::now(),
-            started: OnceLock::new(),
-            engine_times: None,
-            retries: 0,
-            counted,
-            checksums: None,
-            result: None,
-            leaves_ticket: false,
-        }
     }
 
     /// Removes the transfer from the counters, because it was never started.

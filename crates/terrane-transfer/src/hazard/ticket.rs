@@ -57,6 +57,13 @@ enum TicketState {
 
 struct TicketInFlight {
     predecessors: SmallVec<[Ticket; 2]>,
+    /// Boxed, because most transfers have none of them.
+    linked: Option<Box<Linked>>,
+}
+
+/// What other values expect of the end of a transfer, or of its cancellation.
+#[derive(Default)]
+struct Linked {
     dependents: Vec<Arc<dyn Dependent>>,
     /// The waits for the end. A wait that ends early drops its value, and the list removes it
     /// later.
@@ -94,13 +101,7 @@ impl Ticket {
 
     fn build(predecessors: impl IntoIterator<Item = Ticket>, is_of_set: bool) -> Self {
         let predecessors = predecessors.into_iter().filter(|p| !p.has_ended()).collect();
-        let in_flight = TicketInFlight {
-            predecessors,
-            dependents: Vec::new(),
-            waits: Vec::new(),
-            kept_alive: Vec::new(),
-            cancellers: Vec::new(),
-        };
+        let in_flight = TicketInFlight { predecessors, linked: None };
         Self(Arc::new(TicketInner {
             id: TransferId::next(),
             owner: OwnerProcess::current(),
@@ -169,9 +170,10 @@ impl Ticket {
             drop(state);
             return members.iter().for_each(Self::cancel);
         }
-        let cancellers = in_flight.cancellers.clone();
+        let cancellers = in_flight.linked.as_ref().map(|linked| linked.cancellers.clone());
         drop(state);
-        cancellers.iter().filter_map(Weak::upgrade).for_each(|canceller| canceller.cancel());
+        let cancellers = cancellers.iter().flatten().filter_map(Weak::upgrade);
+        cancellers.for_each(|canceller| canceller.cancel());
     }
 
     /// Whether a cancellation of the transfer was requested.
@@ -183,7 +185,7 @@ impl Ticket {
     /// then. Parts of a transfer share its ticket, and each may have one.
     pub(crate) fn add_canceller(&self, canceller: Weak<dyn Cancel>) {
         if let TicketState::InFlight(in_flight) = &mut *lock(&self.0.state) {
-            push_live(&mut in_flight.cancellers, canceller);
+            push_live(&mut in_flight.linked().cancellers, canceller);
         }
     }
 
@@ -196,7 +198,7 @@ impl Ticket {
         let mut state = lock(&self.0.state);
         if let TicketState::InFlight(in_flight) = &mut *state {
             if !self.0.is_of_set {
-                return in_flight.kept_alive.push(value);
+                return in_flight.linked().kept_alive.push(value);
             }
             // Two threads may end the ticket of a set. Each member has one thread that ends it, and
             // members end before their set.
@@ -237,7 +239,7 @@ impl Ticket {
         }
         let mut state = lock(&self.0.state);
         match &mut *state {
-            TicketState::InFlight(in_flight) => in_flight.dependents.push(dependent),
+            TicketState::InFlight(in_flight) => in_flight.linked().dependents.push(dependent),
             TicketState::Ended { succeeded } => {
                 let succeeded = *succeeded;
                 drop(state);
@@ -252,7 +254,7 @@ impl Ticket {
             && let TicketState::InFlight(in_flight) = &mut *lock(&self.0.state)
         {
             let weak: Weak<W> = Arc::downgrade(wait);
-            return push_live(&mut in_flight.waits, weak);
+            return push_live(&mut in_flight.linked().waits, weak);
         }
         wait.predecessor_ended(self.id(), self.has_succeeded());
     }
@@ -265,10 +267,8 @@ impl Ticket {
         let mut state = lock(&self.0.state);
         loop {
             let TicketState::InFlight(in_flight) = &mut *state else { return Vec::new() };
-            if in_flight.kept_alive.is_empty() {
-                break;
-            }
-            let kept_alive = std::mem::take(&mut in_flight.kept_alive);
+            let kept_alive = in_flight.linked.as_mut().map(|it| std::mem::take(&mut it.kept_alive));
+            let Some(kept_alive) = kept_alive.filter(|kept| !kept.is_empty()) else { break };
             // Their drop takes locks. Other dependents may be added meanwhile.
             drop(state);
             // It may own memory that another library frees.
@@ -282,11 +282,18 @@ impl Ticket {
         match ended {
             // The predecessors drop with the state, so that chains of transfers do not grow.
             // Waits are notified first, because dependents may take long to start.
-            TicketState::InFlight(TicketInFlight { dependents, waits, .. }) => {
+            TicketState::InFlight(TicketInFlight { linked: Some(linked), .. }) => {
+                let Linked { dependents, waits, .. } = *linked;
                 waits.iter().filter_map(Weak::upgrade).chain(dependents).collect()
             }
-            TicketState::Ended { .. } => Vec::new(),
+            TicketState::InFlight(_) | TicketState::Ended { .. } => Vec::new(),
         }
+    }
+}
+
+impl TicketInFlight {
+    fn linked(&mut self) -> &mut Linked {
+        self.linked.get_or_insert_default()
     }
 }
 
@@ -317,9 +324,10 @@ mod tests {
         /// The number of dependents and waits in the lists.
         pub(in crate::hazard) fn dependents(&self) -> usize {
             match &*lock(&self.0.state) {
-                TicketState::InFlight(in_flight) => {
-                    in_flight.dependents.len() + in_flight.waits.len()
+                TicketState::InFlight(TicketInFlight { linked: Some(linked), .. }) => {
+                    linked.dependents.len() + linked.waits.len()
                 }
+                TicketState::InFlight(_) => 0,
                 TicketState::Ended { .. } => 0,
             }
         }

@@ -16,7 +16,7 @@ use crate::completion::pair;
 use crate::completion::waiter_progress::DEFAULT_SPIN;
 use crate::completion::{Completion, layers};
 use crate::engine::declined::Declined;
-use crate::engine::finalizer::{Finalizer, OutcomeSink};
+use crate::engine::finalizer::OutcomeSink;
 use crate::engine::job::CopyJob;
 use crate::engine::job::TransferClaims;
 use crate::engine::order::DeviceOrder;
@@ -181,6 +181,8 @@ impl TransferManager {
         prepared
     }
 
+    // Not inlined, so that the transfer is not moved once more.
+    #[inline(never)]
     fn try_prepare(&self, mut transfer: Transfer) -> Result<Prepared, TransferError> {
         let plan = self.planner.plan(&transfer)?;
         let (engine, quote, declined) = self.choose(&transfer, &plan)?;
@@ -189,9 +191,9 @@ impl TransferManager {
         capture_order(&mut transfer, &*engine)?;
         let (ticket, claims) = claim(&transfer, &plan)?;
         let counted = self.metrics.path_of(&explanation);
-        let finalizer = Finalizer::new(ticket, explanation, counted);
         let Transfer { destination_blocks, after, allow_incomplete, options, .. } = transfer;
-        let mut job = CopyJob::new(plan, Arc::new(claims), options, Arc::default(), finalizer);
+        let (claims, progress) = (Arc::new(claims), Arc::default());
+        let mut job = CopyJob::new(plan, claims, options, progress, ticket, explanation, counted);
         job.compute_checksums(&destination_blocks);
         Ok(Prepared { job, engine, after, allow_incomplete, spin: self.spin })
     }

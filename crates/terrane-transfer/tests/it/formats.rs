@@ -186,7 +186,8 @@ fn loops_that_continue_each_other_are_one() {
     let counts = |from, to| {
         let [source, destination] = [from, to].map(|end| endpoint(end, &HeapAllocator::system()));
         let transfer = Transfer::new(&source, &destination).blocks(&[0, 1], &[2, 3]);
-        let grids = Planner::new().plan(&transfer).unwrap().grids().unwrap();
+        let plan = Planner::new().plan(&transfer).unwrap();
+        let grids = plan.grids().unwrap();
         grids.iter().map(|grid| [grid.outers, grid.rows, grid.columns]).collect::<Vec<_>>()
     };
     // K in pieces of eight elements, and V in single elements.

@@ -123,7 +123,7 @@ fn pieces_are_broken_up_only_as_far_as_necessary() {
         let transfer = Transfer::new(&source, &destination).blocks(&[0], &[1]);
         let plan = Planner::new().plan(&transfer.heads(0..count, 0..count)).unwrap();
         let grids = plan.grids().unwrap();
-        let [grid] = *grids else { panic!("{grids:?}") };
+        let [grid] = **grids else { panic!("{grids:?}") };
         let whole = count == from.0 && count == to.0;
         assert_eq!(plan.run_count(), u64::try_from(plan.runs().len()).unwrap());
         assert!(whole || plan.breaks_pieces());

@@ -2,7 +2,7 @@
 
 mod cancelling;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use terrane_core::{BoxedCause, ByteCount};
@@ -14,10 +14,11 @@ use crate::completion::layers::LayerSignals;
 use crate::completion::progress::CopyProgress;
 use crate::completion::waiter_progress::WaiterProgress;
 use crate::error::TransferError;
-use crate::explain::EngineTimes;
+use crate::explain::{EngineTimes, Explanation};
 use crate::hazard::notify::catch_foreign_panic;
 use crate::hazard::table::{Claim, Written};
 use crate::hazard::ticket::Ticket;
+use crate::metrics::PathMetrics;
 use crate::plan::TransferPlan;
 use crate::transfer::TransferOptions;
 
@@ -56,16 +57,43 @@ pub(crate) struct TransferClaims {
 }
 
 impl CopyJob {
+    /// Creates a job that ends `ticket`. `counted` has the counters of its path, if it is counted.
     pub(crate) fn new(
         plan: TransferPlan,
         claims: Arc<TransferClaims>,
         options: TransferOptions,
         progress: Arc<CopyProgress>,
-        finalizer: Finalizer,
+        ticket: Ticket,
+        explanation: Explanation,
+        counted: Option<Arc<PathMetrics>>,
     ) -> Self {
-        let (is_part, sums) = (false, None);
-        let parts = JobParts { plan, claims, is_part, options, sums, progress, finalizer };
-        Self { parts: Box::new(parts) }
+        // One expression, so that each value is moved once.
+        let parts = Box::write(
+            Box::new_uninit(),
+            JobParts {
+                plan,
+                claims,
+                is_part: false,
+                options,
+                sums: None,
+                progress,
+                finalizer: Finalizer {
+                    ticket,
+                    sink: None,
+                    layers: None,
+                    explanation,
+                    submitted: Instant::now(),
+                    started: OnceLock::new(),
+                    engine_times: None,
+                    retries: 0,
+                    counted,
+                    checksums: None,
+                    result: None,
+                    leaves_ticket: false,
+                },
+            },
+        );
+        Self { parts }
     }
 
     /// Connects the job with the caller's end, just before it starts.
@@ -89,9 +117,10 @@ impl CopyJob {
         plan: TransferPlan,
         options: TransferOptions,
         progress: Arc<CopyProgress>,
-        finalizer: Finalizer,
+        explanation: Explanation,
     ) -> Self {
-        let mut job = Self::new(plan, Arc::clone(claims), options, progress, finalizer);
+        let (claims, ticket) = (Arc::clone(claims), Ticket::new([]));
+        let mut job = Self::new(plan, claims, options, progress, ticket, explanation, None);
         job.parts.is_part = true;
         job
     }

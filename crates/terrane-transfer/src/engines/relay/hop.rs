@@ -11,12 +11,11 @@ use super::part_invitations::PartInvitations;
 use super::step::{PartId, RelayFailure};
 use crate::completion::progress::CopyProgress;
 use crate::completion::waiter_progress::WaiterProgress;
-use crate::engine::finalizer::{Finalizer, OutcomeSink};
+use crate::engine::finalizer::OutcomeSink;
 use crate::engine::job::{CopyJob, TransferClaims};
 use crate::engine::{CopyEngine, quote};
 use crate::error::TransferError;
 use crate::explain::{Explanation, Report};
-use crate::hazard::ticket::Ticket;
 use crate::plan::TransferPlan;
 use crate::transfer::TransferOptions;
 
@@ -84,8 +83,7 @@ pub(super) fn job(
     let PartProgress { copied, invitations } = progress;
     let (is_orphaned, to) = (AtomicBool::new(false), to.clone());
     let sink = Arc::new(PartSink { part, invitations, is_orphaned, to });
-    let finalizer = Finalizer::new(Ticket::new([]), explanation, None);
-    let mut job = CopyJob::part(claims, plan, options, copied, finalizer);
+    let mut job = CopyJob::part(claims, plan, options, copied, explanation);
     job.connect(sink, None);
     Ok(job)
 }

@@ -99,27 +99,30 @@ impl Submission {
             CopyPath::Contiguous | CopyPath::CopyEach => Steps::runs(false),
             CopyPath::Batched => Steps::runs(true),
         };
-        Box::new(Self {
-            streams: JobStreams::default(),
-            scratch: None,
-            lists: None,
-            list_memory: None,
-            sums: JobSums::of(shared, &job, direction, || steps.order(&grids)),
-            count: None,
-            job,
-            kernels: shared.kernels.clone(),
-            direction,
-            path,
-            ends,
-            grids,
-            steps,
-            marks: SmallVec::new(),
-            submitted: 0,
-            layers_submitted: 0,
-            layers: Vec::new(),
-            sampled: None,
-            is_whole: false,
-        })
+        Box::write(
+            Box::new_uninit(),
+            Self {
+                streams: JobStreams::default(),
+                scratch: None,
+                lists: None,
+                list_memory: None,
+                sums: JobSums::of(shared, &job, direction, || steps.order(&grids)),
+                count: None,
+                job,
+                kernels: shared.kernels.clone(),
+                direction,
+                path,
+                ends,
+                grids,
+                steps,
+                marks: SmallVec::new(),
+                submitted: 0,
+                layers_submitted: 0,
+                layers: Vec::new(),
+                sampled: None,
+                is_whole: false,
+            },
+        )
     }
 
     pub(crate) fn job(&self) -> &CopyJob {

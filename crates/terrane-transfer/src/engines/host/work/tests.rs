@@ -7,7 +7,7 @@ use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
 use terrane_testkit::memory::HeapAllocator;
 
 use super::*;
-use crate::engine::finalizer::{Finalizer, OutcomeSink};
+use crate::engine::finalizer::OutcomeSink;
 use crate::engine::job::TransferClaims;
 use crate::engine::quote::SharedDecision;
 use crate::engine::rate::Rate;
@@ -73,9 +73,9 @@ fn job(sink: Arc<dyn OutcomeSink>) -> (CopyJob, Ticket) {
     };
     let (reading, writing) = (claim(Access::Read), claim(Access::Write));
     let claims = TransferClaims { reading, writing, ticket: ticket.clone() };
-    let finalizer = Finalizer::new(ticket.clone(), explanation(), None);
+    let (claims, options) = (Arc::new(claims), TransferOptions::default());
     let mut job =
-        CopyJob::new(plan, Arc::new(claims), TransferOptions::default(), Arc::default(), finalizer);
+        CopyJob::new(plan, claims, options, Arc::default(), ticket.clone(), explanation(), None);
     job.connect(sink, None);
     (job, ticket)
 }
