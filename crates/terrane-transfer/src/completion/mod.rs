@@ -205,7 +205,6 @@ struct SharedCompletion<G> {
     changed: Condvar,
 }
 
-#[expect(clippy::large_enum_variant, reason = "every transfer eventually stores the result")]
 enum CompletionState {
     InFlight {
         waker: Option<Waker>,
@@ -213,7 +212,8 @@ enum CompletionState {
         /// Whether a thread sleeps. A notification is a system call even without a sleeping thread.
         has_sleeper: bool,
     },
-    Ended(Result<Report, TransferError>),
+    /// Boxed, because each submit creates this state.
+    Ended(Box<Result<Report, TransferError>>),
     Taken,
 }
 
@@ -295,15 +295,14 @@ impl<G> SharedCompletion<G> {
 
     /// The outcome, if there is one that has not been taken.
     fn take_outcome(&self, state: &mut CompletionState) -> Option<Outcome<G>> {
-        // Checked first, because a result is large and a waiting thread calls this often.
-        if !matches!(state, CompletionState::Ended(_)) {
-            return None;
-        }
-        let CompletionState::Ended(result) = std::mem::replace(state, CompletionState::Taken)
-        else {
-            return None;
+        let result = match std::mem::replace(state, CompletionState::Taken) {
+            CompletionState::Ended(result) => result,
+            other => {
+                *state = other;
+                return None;
+            }
         };
-        lock(&self.guard).take().map(|guard| Outcome { guard, result })
+        lock(&self.guard).take().map(|guard| Outcome { guard, result: *result })
     }
 }
 
@@ -339,19 +338,20 @@ impl<G: Send> OutcomeSink for SharedCompletion<G> {
     }
 
     fn publish(&self, result: Result<Report, TransferError>) {
+        let result = Box::new(result);
         let mut state = lock(&self.state);
-        let CompletionState::InFlight { waker, invitation, has_sleeper } = &mut *state else {
-            return;
-        };
-        let (waker, invitation, has_sleeper) = (waker.take(), invitation.take(), *has_sleeper);
-        *state = CompletionState::Ended(result);
-        drop(state);
-        drop(invitation);
-        if has_sleeper {
-            self.changed.notify_all();
-        }
-        if let Some(waker) = waker {
-            waker.wake();
+        match std::mem::replace(&mut *state, CompletionState::Taken) {
+            CompletionState::InFlight { waker, invitation: _, has_sleeper } => {
+                *state = CompletionState::Ended(result);
+                drop(state);
+                if has_sleeper {
+                    self.changed.notify_all();
+                }
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+            }
+            other => *state = other,
         }
     }
 }

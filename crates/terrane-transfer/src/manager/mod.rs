@@ -186,13 +186,15 @@ impl TransferManager {
     fn try_prepare(&self, mut transfer: Transfer) -> Result<Prepared, TransferError> {
         let plan = self.planner.plan(&transfer)?;
         let (engine, quote, declined) = self.choose(&transfer, &plan)?;
-        let explanation = Explanation::new(&plan, engine.name(), quote, declined);
+        let (name, label) = (engine.name(), quote.decision.get().label());
+        let counted =
+            self.metrics.path_of(name, label, plan.source().kind(), plan.destination().kind());
         let engine = Arc::clone(engine);
         capture_order(&mut transfer, &*engine)?;
         let (ticket, claims) = claim(&transfer, &plan)?;
-        let counted = self.metrics.path_of(&explanation);
         let Transfer { destination_blocks, after, allow_incomplete, options, .. } = transfer;
         let (claims, progress) = (Arc::new(claims), Arc::default());
+        let explanation = Explanation::new(&plan, name, quote, declined);
         let mut job = CopyJob::new(plan, claims, options, progress, ticket, explanation, counted);
         job.compute_checksums(&destination_blocks);
         Ok(Prepared { job, engine, after, allow_incomplete, spin: self.spin })

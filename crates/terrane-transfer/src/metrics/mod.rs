@@ -65,14 +65,15 @@ impl TransferMetrics {
         Self { paths, refused: ShardedCounters::new(1) }
     }
 
-    /// Returns the counters for a transfer with this explanation.
-    pub(crate) fn path_of(&self, explanation: &Explanation) -> Option<Arc<PathMetrics>> {
-        let key = [
-            explanation.engine,
-            explanation.decision.get().label(),
-            kind_name(explanation.source),
-            kind_name(explanation.destination),
-        ];
+    /// Returns the counters for the transfers of an engine by the path of this label.
+    pub(crate) fn path_of(
+        &self,
+        engine: &'static str,
+        label: &'static str,
+        source: StorageKind,
+        destination: StorageKind,
+    ) -> Option<Arc<PathMetrics>> {
+        let key = [engine, label, kind_name(source), kind_name(destination)];
         let mut known = self.paths.iter().map_while(OnceLock::get);
         match known.find(|path| same(&path.key, &key)) {
             Some(path) => Some(Arc::clone(path)),
@@ -206,7 +207,8 @@ mod tests {
             let path: &'static str = Box::leak(number.to_string().into_boxed_str());
             let decision: &'static OnlyPath = Box::leak(Box::new(OnlyPath { path, reason: "" }));
             for _ in 0..2 {
-                let counted = metrics.path_of(&explanation(decision)).unwrap();
+                let (source, destination) = (StorageKind::System, StorageKind::Disk);
+                let counted = metrics.path_of("test", path, source, destination).unwrap();
                 counted.ended(&explanation(decision), &Ended::Failed, 3);
             }
         }

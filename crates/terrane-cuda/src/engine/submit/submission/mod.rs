@@ -86,27 +86,41 @@ impl Submission {
     ) -> Box<Self> {
         let grids = job.plan().grids().cloned().unwrap_or_default();
         let layer_by_layer = job.layers().is_some();
-        let steps = match path {
-            CopyPath::Staged => {
-                match Staged::of(shared, job.plan(), &grids, direction, packing, layer_by_layer) {
-                    Some(staged) => Steps::Staged(staged),
-                    None => Steps::kernels(shared, job.plan(), &grids, direction, layer_by_layer),
-                }
-            }
-            CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => {
-                Steps::kernels(shared, job.plan(), &grids, direction, layer_by_layer)
-            }
-            CopyPath::Contiguous | CopyPath::CopyEach => Steps::runs(false),
-            CopyPath::Batched => Steps::runs(true),
-        };
-        Box::write(
+        // One expression, so that the fields are written in place.
+        let mut submission = Box::write(
             Box::new_uninit(),
             Self {
+                steps: match path {
+                    CopyPath::Staged => {
+                        match Staged::of(
+                            shared,
+                            job.plan(),
+                            &grids,
+                            direction,
+                            packing,
+                            layer_by_layer,
+                        ) {
+                            Some(staged) => Steps::Staged(staged),
+                            None => Steps::kernels(
+                                shared,
+                                job.plan(),
+                                &grids,
+                                direction,
+                                layer_by_layer,
+                            ),
+                        }
+                    }
+                    CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => {
+                        Steps::kernels(shared, job.plan(), &grids, direction, layer_by_layer)
+                    }
+                    CopyPath::Contiguous | CopyPath::CopyEach => Steps::runs(false),
+                    CopyPath::Batched => Steps::runs(true),
+                },
                 streams: JobStreams::default(),
                 scratch: None,
                 lists: None,
                 list_memory: None,
-                sums: JobSums::of(shared, &job, direction, || steps.order(&grids)),
+                sums: None,
                 count: None,
                 job,
                 kernels: shared.kernels.clone(),
@@ -114,7 +128,6 @@ impl Submission {
                 path,
                 ends,
                 grids,
-                steps,
                 marks: SmallVec::new(),
                 submitted: 0,
                 layers_submitted: 0,
@@ -122,7 +135,10 @@ impl Submission {
                 sampled: None,
                 is_whole: false,
             },
-        )
+        );
+        let Self { job, steps, grids, .. } = &*submission;
+        submission.sums = JobSums::of(shared, job, direction, || steps.order(grids));
+        submission
     }
 
     pub(crate) fn job(&self) -> &CopyJob {
