@@ -66,12 +66,6 @@ impl Task {
         matches!(self, Self::InFlight(in_flight) if in_flight.is_short())
     }
 
-    /// Whether another thread has ended a [short](Self::is_short) transfer, so that only the task's
-    /// memory and its event are left to free.
-    fn is_only_memory(&self) -> bool {
-        matches!(self, Self::InFlight(in_flight) if in_flight.is_taken() && in_flight.is_short())
-    }
-
     /// Whether a poll now would change nothing. Runs no foreign code.
     fn is_pending(&self) -> bool {
         matches!(self, Self::InFlight(in_flight) if in_flight.is_pending())
@@ -112,10 +106,6 @@ impl Task {
 /// Waking a thread costs the submitting thread a microsecond or more. So the attendant polls for
 /// new tasks for a while after the last short task.
 ///
-/// A caller's thread that ends a transfer leaves the task in the queue. The next submit frees it: a
-/// thread that frees what it allocated finds warm memory for its next transfer. The attendant frees
-/// the tasks that are left.
-///
 /// Ending a job runs foreign code: a guard's drop or a waker, which may wait for another job. So
 /// every thread, including the attendant, holds one task at a time. The other tasks are in the
 /// queue, where any free thread finds them.
@@ -130,8 +120,6 @@ pub(crate) struct CompletionQueue {
 #[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
-    /// The number of tasks that were ever added.
-    sent: u64,
     /// The number of threads without a task.
     idle: usize,
     /// Whether there is an attendant. The flag is false while that thread may run foreign code or
@@ -155,15 +143,12 @@ impl CompletionThreads {
     pub(crate) fn send(&self, task: Task) {
         let is_short = task.is_short();
         let mut queue = self.0.queue();
-        let ended = queue.tasks.pop_front_if(|task| task.is_only_memory());
         queue.tasks.push_back(task);
-        queue.sent = queue.sent.wrapping_add(1);
         let is_awaited = queue.idle > 0 && !(is_short && queue.is_attended);
         drop(queue);
         if is_awaited {
             self.0.changed.notify_one();
         }
-        drop(ended);
     }
 }
 
@@ -187,8 +172,6 @@ const LONGEST_SLEEP: Duration = Duration::from_micros(100);
 /// A series of small transfers stays within one such period. A single transfer is followed by
 /// twenty wake-ups.
 const IDLE_POLL_TIME: Duration = Duration::from_millis(2);
-/// With more tasks, the attendant frees those that callers have ended.
-const MOST_LEFT: usize = 8;
 
 impl CompletionQueue {
     pub(crate) fn new(orphans: &Arc<Orphans>, lists: &Arc<ListPool>) -> Arc<Self> {
@@ -235,22 +218,15 @@ impl CompletionQueue {
         let mut task = Some(task);
         // The number of consecutive polls that changed nothing, and their start.
         let (mut unchanged, mut since) = (0, Instant::now());
-        let (mut seen, mut leaves) = (self.queue().sent, false);
         loop {
             let lingers = since.elapsed() < IDLE_POLL_TIME;
-            let ended_by_caller = task.as_ref().is_some_and(Task::is_only_memory);
-            let checked = task.take().map(|task| {
-                if ended_by_caller && lingers && leaves && !self.needs_cleaning() {
-                    TaskState::Waits(task)
-                } else {
-                    self.check_task(task)
-                }
-            });
+            let checked = task.take().map(|task| self.check_task(task));
             let mut queue = self.queue();
             match checked {
                 Some(TaskState::Replaced) => return,
-                Some(TaskState::Done) if ended_by_caller => unchanged = 0,
-                Some(TaskState::Done) => (unchanged, since) = (0, Instant::now()),
+                Some(TaskState::Done) => {
+                    (unchanged, since) = (0, Instant::now());
+                }
                 Some(TaskState::Waits(only))
                     if queue.tasks.is_empty()
                         && queue.idle > 0
@@ -276,17 +252,17 @@ impl CompletionQueue {
                 return;
             }
             if unchanged >= queue.tasks.len() {
+                let was_empty = queue.tasks.is_empty();
                 drop(queue);
                 let waited = since.elapsed();
                 std::thread::sleep((waited / 4).clamp(SHORTEST_SLEEP, LONGEST_SLEEP));
                 queue = self.queue();
                 unchanged = 0;
-                if std::mem::replace(&mut seen, queue.sent) != queue.sent {
+                if was_empty && !queue.tasks.is_empty() {
                     since = Instant::now();
                 }
             }
             task = queue.tasks.pop_front();
-            leaves = queue.tasks.len() < MOST_LEFT && queue.senders > 0;
         }
     }
 
@@ -320,11 +296,6 @@ impl CompletionQueue {
         if is_awaited {
             self.changed.notify_one();
         }
-    }
-
-    /// Whether there may be something to [clean up](Self::clean_up).
-    fn needs_cleaning(&self) -> bool {
-        self.orphans.are_some() || self.lists.has_surplus()
     }
 
     /// Does the work that must run neither on a caller's thread nor on the attendant.

@@ -26,7 +26,6 @@ pub(crate) struct InFlight {
     due: Option<DueTime>,
     /// The thread that ends the job takes it out. No foreign code runs while it is locked.
     submission: Mutex<Option<Box<Submission>>>,
-    is_taken: AtomicBool,
     /// The receiver of arrived layers. Reporting runs foreign code, which may wait for this same
     /// job.
     signals: Option<LayerSignals>,
@@ -51,7 +50,6 @@ impl InFlight {
             before_end,
             due,
             submission: Mutex::new(Some(submission)),
-            is_taken: AtomicBool::new(false),
             signals,
             layers: layers.into(),
             reported: AtomicUsize::new(0),
@@ -70,12 +68,6 @@ impl InFlight {
     /// Whether it should end soon, and its end event is polled.
     pub(crate) fn is_short(&self) -> bool {
         self.end.cannot_be_slept_on() && self.layers.is_empty()
-    }
-
-    /// Whether a thread has taken the job out to finish it, so that only memory is left to free.
-    pub(crate) fn is_taken(&self) -> bool {
-        // Relaxed: the lock of the job orders everything else.
-        self.is_taken.load(Ordering::Relaxed)
     }
 
     /// Whether the end event is pending, and no layer is left to report.
@@ -205,9 +197,7 @@ impl InFlight {
 
     /// Takes the job; only the first caller gets it.
     fn take(&self) -> Option<Box<Submission>> {
-        let taken = self.lock().take();
-        self.is_taken.store(true, Ordering::Relaxed);
-        taken
+        self.lock().take()
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Box<Submission>>> {

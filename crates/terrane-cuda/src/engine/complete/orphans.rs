@@ -55,15 +55,10 @@ impl Orphans {
         lock(&self.all).push(orphan);
     }
 
-    /// Whether there are any.
-    pub(crate) fn are_some(&self) -> bool {
-        // Relaxed: a job that is added just now is checked the next time.
-        self.count.load(Ordering::Relaxed) > 0
-    }
-
     /// Releases the jobs whose streams are idle by now.
     pub(crate) fn check_again(&self) {
-        if !self.are_some() {
+        // Relaxed: a job that is added just now is checked the next time.
+        if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
         // Queried without the lock, because the drops run foreign code.

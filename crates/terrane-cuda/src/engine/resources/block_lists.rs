@@ -123,11 +123,6 @@ impl ListPool {
         }
     }
 
-    /// Whether there is excess memory to free.
-    pub(crate) fn has_surplus(&self) -> bool {
-        !self.free_memory().surplus.is_empty()
-    }
-
     /// Frees the excess memory. Only for threads that may wait for the device.
     pub(crate) fn free_surplus(&self) {
         let surplus = std::mem::take(&mut self.free_memory().surplus);
