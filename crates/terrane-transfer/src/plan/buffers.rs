@@ -7,7 +7,6 @@ use std::sync::{Arc, OnceLock};
 use crossbeam_queue::ArrayQueue;
 use terrane_core::OwnerProcess;
 
-use super::Segment;
 use super::block_sort::PairSorter;
 use super::run::CopyRun;
 use crate::side::Ends;
@@ -28,6 +27,16 @@ pub(super) struct Buffers {
     pub(super) spare_runs: Mutex<Vec<CopyRun>>,
     /// The numbers of blocks in chunks, once they are requested.
     pub(super) chunked_blocks: OnceLock<Ends<Vec<u32>>>,
+}
+
+/// Consecutive blocks at both ends that are adjacent in memory at both ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    pub(super) source: u32,
+    pub(super) destination: u32,
+    pub(super) blocks: u32,
+    /// The index of the first block in the lists of blocks.
+    pub(super) pair: u32,
 }
 
 /// The buffers of dropped plans. Boxed, because a plan is moved several times.

@@ -21,7 +21,7 @@ use crate::hazard::endpoint::Endpoint;
 use crate::side::{Ends, Side};
 use crate::sync::lock;
 use block_sort::PairSorter;
-use buffers::{Buffers, PlanBuffers};
+use buffers::{Buffers, PlanBuffers, Segment};
 use loops::BlockLoops;
 use nest::LayerGroup;
 use run::CopyRun;
@@ -39,16 +39,6 @@ pub struct TransferPlan {
     bytes: ByteCount,
     run_count: u64,
     buffers: PlanBuffers,
-}
-
-/// Consecutive blocks at both ends that are adjacent in memory at both ends.
-#[derive(Clone, Copy, Debug)]
-struct Segment {
-    source: u32,
-    destination: u32,
-    blocks: u32,
-    /// The index of the first block in the lists of blocks.
-    pair: u32,
 }
 
 impl TransferPlan {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, OwnerProcess};
 
-use super::buffers::{Buffers, PlanBuffers, SpareBuffers};
+use super::buffers::{Buffers, PlanBuffers, Segment, SpareBuffers};
 use super::loops::LoopsCache;
 use super::nest::{LoopAxis, LoopNest, per_segment};
-use super::{Segment, TransferPlan, overlap};
+use super::{TransferPlan, overlap};
 use crate::error::TransferError;
 use crate::hazard::endpoint::Endpoint;
 use crate::side::{Ends, Side};
