@@ -61,7 +61,7 @@ struct TicketInFlight {
     linked: Option<Box<Linked>>,
 }
 
-/// What other values expect of the end of a transfer, or of its cancellation.
+/// The values that a transfer notifies or drops at its end, or uses when it is cancelled.
 #[derive(Default)]
 struct Linked {
     dependents: Vec<Arc<dyn Dependent>>,

@@ -187,11 +187,11 @@ impl TransferManager {
         let plan = self.planner.plan(&transfer)?;
         let (engine, quote, declined) = self.choose(&transfer, &plan)?;
         let (name, label) = (engine.name(), quote.decision.get().label());
-        let counted =
-            self.metrics.path_of(name, label, plan.source().kind(), plan.destination().kind());
         let engine = Arc::clone(engine);
         capture_order(&mut transfer, &*engine)?;
         let (ticket, claims) = claim(&transfer, &plan)?;
+        let counted =
+            self.metrics.path_of(name, label, plan.source().kind(), plan.destination().kind());
         let Transfer { destination_blocks, after, allow_incomplete, options, .. } = transfer;
         let (claims, progress) = (Arc::new(claims), Arc::default());
         let explanation = Explanation::new(&plan, name, quote, declined);

@@ -67,7 +67,7 @@ impl CopyJob {
         explanation: Explanation,
         counted: Option<Arc<PathMetrics>>,
     ) -> Self {
-        // One expression, so that each value is moved once.
+        // Written in place, in one expression: each of these values would be copied several times.
         let parts = Box::write(
             Box::new_uninit(),
             JobParts {

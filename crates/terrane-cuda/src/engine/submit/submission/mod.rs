@@ -86,41 +86,28 @@ impl Submission {
     ) -> Box<Self> {
         let grids = job.plan().grids().cloned().unwrap_or_default();
         let layer_by_layer = job.layers().is_some();
-        // One expression, so that the fields are written in place.
-        let mut submission = Box::write(
+        let steps = match path {
+            CopyPath::Staged => {
+                match Staged::of(shared, job.plan(), &grids, direction, packing, layer_by_layer) {
+                    Some(staged) => Steps::Staged(staged),
+                    None => Steps::kernels(shared, job.plan(), &grids, direction, layer_by_layer),
+                }
+            }
+            CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => {
+                Steps::kernels(shared, job.plan(), &grids, direction, layer_by_layer)
+            }
+            CopyPath::Contiguous | CopyPath::CopyEach => Steps::runs(false),
+            CopyPath::Batched => Steps::runs(true),
+        };
+        // Written in place: `Box::new` copies the value from the stack.
+        Box::write(
             Box::new_uninit(),
             Self {
-                steps: match path {
-                    CopyPath::Staged => {
-                        match Staged::of(
-                            shared,
-                            job.plan(),
-                            &grids,
-                            direction,
-                            packing,
-                            layer_by_layer,
-                        ) {
-                            Some(staged) => Steps::Staged(staged),
-                            None => Steps::kernels(
-                                shared,
-                                job.plan(),
-                                &grids,
-                                direction,
-                                layer_by_layer,
-                            ),
-                        }
-                    }
-                    CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => {
-                        Steps::kernels(shared, job.plan(), &grids, direction, layer_by_layer)
-                    }
-                    CopyPath::Contiguous | CopyPath::CopyEach => Steps::runs(false),
-                    CopyPath::Batched => Steps::runs(true),
-                },
                 streams: JobStreams::default(),
                 scratch: None,
                 lists: None,
                 list_memory: None,
-                sums: None,
+                sums: JobSums::of(shared, &job, direction, || steps.order(&grids)),
                 count: None,
                 job,
                 kernels: shared.kernels.clone(),
@@ -128,6 +115,7 @@ impl Submission {
                 path,
                 ends,
                 grids,
+                steps,
                 marks: SmallVec::new(),
                 submitted: 0,
                 layers_submitted: 0,
@@ -135,10 +123,7 @@ impl Submission {
                 sampled: None,
                 is_whole: false,
             },
-        );
-        let Self { job, steps, grids, .. } = &*submission;
-        submission.sums = JobSums::of(shared, job, direction, || steps.order(grids));
-        submission
+        )
     }
 
     pub(crate) fn job(&self) -> &CopyJob {
